@@ -1,0 +1,43 @@
+# Everything a fresh Debian machine with Python 3.11+ needs; each step runs only when it is missing.
+VENV := .venv
+BIN := $(VENV)/bin
+# What is installed beside the core. Add an extra here when tests begin to use it.
+EXTRAS := postgres,mysql,dev
+# package=program: installed when the program cannot be found.
+SERVERS := postgresql=postgres mariadb-server=mariadbd pgbouncer=pgbouncer openssl=openssl
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench faults clean servers
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/installed ## see a queue at work
+	@$(BIN)/python -m millpond demo
+
+test: $(VENV)/installed servers ## run the tests against real servers (TESTS="tests/unit -k proxy" for some)
+	@$(BIN)/python -m pytest $(TESTS)
+
+lint: $(VENV)/installed ## check style, types and import rules
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(VENV)/installed servers ## measure
+	@$(BIN)/python -m bench
+
+faults: $(VENV)/installed servers ## kill servers and cut networks for minutes
+	@$(BIN)/python -m pytest tests/faults --long
+
+clean: ## remove everything that was built here
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+servers:
+	@scripts/debian-packages $(SERVERS)
+
+$(VENV)/installed: pyproject.toml constraints.txt Makefile
+	@scripts/make-venv $(VENV)
+	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
