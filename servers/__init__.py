@@ -1,0 +1,13 @@
+"""Private instances of real servers, for tests, measurements and fault drills; not shipped.
+
+Each lives in a temporary folder, listens on a free loopback port, and goes away with the process that
+started it. A missing server program is an error, never a reason to skip.
+"""
+
+from servers.mariadb import MariaDB
+from servers.pgbouncer import PgBouncer
+from servers.postgres import Postgres
+from servers.proxy import Proxy
+from servers.server import Server, ServerError
+
+__all__ = ["MariaDB", "PgBouncer", "Postgres", "Proxy", "Server", "ServerError"]

@@ -1,0 +1,39 @@
+"""Ends a server whose owner was killed too suddenly to do it itself."""
+
+import subprocess
+from pathlib import Path
+
+# Reads the server's process id, or nothing while it is down, one per line. The pipe closes when the
+# owner is gone, for whatever reason. SIGQUIT makes PostgreSQL end its children too.
+_SCRIPT = """
+server=
+while read -r line; do server=$line; done
+[ "$server" = dismissed ] && exit
+[ -n "$server" ] && kill -QUIT "$server" && sleep 2 && kill -KILL "$server"
+rm -rf "$1"
+"""
+
+
+class Guard:
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _SCRIPT, "guard", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a terminal's interrupt is for the owner
+        )
+
+    def watch(self, pid: int | None) -> None:
+        self._tell(str(pid or ""))
+
+    def dismiss(self) -> None:
+        self._tell("dismissed")
+        if self._process.stdin:
+            self._process.stdin.close()
+        self._process.wait()
+
+    def _tell(self, line: str) -> None:
+        if self._process.stdin:
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()

@@ -1,0 +1,35 @@
+"""A process and its descendants, as the kernel lists them."""
+
+import time
+from pathlib import Path
+
+
+def family(pid: int) -> list[int]:
+    """The process and all below it. Process groups do not do: PostgreSQL's children leave theirs."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and (status := _status(int(folder.name))):
+            children.setdefault(status[1], []).append(int(folder.name))
+    found = [pid]
+    for member in found:
+        found.extend(children.get(member, []))
+    return found
+
+
+def wait_until_gone(pids: list[int], timeout: float = 30) -> None:
+    give_up_at = time.monotonic() + timeout
+    while alive := [pid for pid in pids if (status := _status(pid)) and status[0] != "Z"]:
+        if time.monotonic() > give_up_at:
+            raise TimeoutError(f"processes do not end: {alive}")
+        time.sleep(0.005)
+
+
+def _status(pid: int) -> tuple[str, int] | None:
+    """State letter and parent."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The program's name, in parentheses, may itself contain spaces and parentheses.
+    state, parent = text.rpartition(")")[2].split()[:2]
+    return state, int(parent)
