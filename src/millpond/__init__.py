@@ -1,0 +1,39 @@
+"""Millpond: the database you already run, as a durable message queue."""
+
+from millpond.clock import ManualClock
+from millpond.errors import LeaseLost, MillpondError, StoreBusy, StoreUnavailable, Unsupported
+from millpond.message import Claim, Message, Published, Receipt, State, id_from
+from millpond.outcome import Ack, AckPolicy, GiveBack, Nack, NackMessage, Outcome, Reject, RejectMessage
+from millpond.retry import Retry
+from millpond.transport import Capability, QueueStats, Row, Store, Transport
+from millpond.transports import connect
+
+__all__ = [
+    "Ack",
+    "AckPolicy",
+    "Capability",
+    "Claim",
+    "GiveBack",
+    "LeaseLost",
+    "ManualClock",
+    "Message",
+    "MillpondError",
+    "Nack",
+    "NackMessage",
+    "Outcome",
+    "Published",
+    "QueueStats",
+    "Receipt",
+    "Reject",
+    "RejectMessage",
+    "Retry",
+    "Row",
+    "State",
+    "Store",
+    "StoreBusy",
+    "StoreUnavailable",
+    "Transport",
+    "Unsupported",
+    "connect",
+    "id_from",
+]

@@ -1,0 +1,222 @@
+"""The seam: what every backend does, and what only a database can do besides.
+
+One conformance suite runs over every implementation. What a backend cannot do is said by its `Capability`
+flags and raises `Unsupported`; it is never a silent no-op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from enum import Flag, auto
+from typing import Any, Protocol, runtime_checkable
+from uuid import UUID
+
+import msgspec
+
+from millpond import clock
+from millpond.clock import Seconds
+from millpond.message import Claim, Message, Published, Receipt, State
+from millpond.outcome import MAX_CRASHES, Outcome
+
+DEFAULT_LEASE = 30.0
+
+
+class Capability(Flag):
+    """What a transport can do beyond the six verbs."""
+
+    TRANSACTIONS = auto()
+    """publish and settle within the caller's own database transaction"""
+    CLAIM_BY_ID = auto()
+    PRIORITY = auto()
+    DEDUPE = auto()
+    """publishing a caller-given id twice is recognised"""
+    EXTEND = auto()
+    """extend lengthens a lease by a chosen time"""
+    BROWSE = auto()
+    """browse and count live messages"""
+    RESCHEDULE = auto()
+    """reschedule and cancel"""
+    ARCHIVE = auto()
+    """settled messages are kept, read, purged and replayed"""
+    PAUSE = auto()
+    PRESENCE = auto()
+    """a dead worker's claims come back before their lease ends"""
+    SHARED = auto()
+    """several processes can use it at once"""
+    DURABLE = auto()
+    """messages survive the process"""
+
+
+class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A message as an operator sees it, live or archived."""
+
+    id: UUID
+    queue: str
+    key: str | None
+    priority: int
+    state: State
+    headers: Mapping[str, Any]
+    payload: bytes
+    deliveries: int
+    attempts: int
+    due_us: int
+    created_us: int
+    expires_us: int | None = None
+    first_attempt_us: int | None = None
+    last_attempt_us: int | None = None
+    acquired_us: int | None = None
+    lease_us: int | None = None
+    archived_us: int | None = None
+    reason: str | None = None
+    error: str | None = None
+
+    def __getattr__(self, name: str) -> datetime | None:
+        """`created_at`, `due_at`, … as datetimes; the stored facts are microseconds."""
+        if name.endswith("_at") and f"{name[:-3]}_us" in self.__struct_fields__:
+            us = getattr(self, f"{name[:-3]}_us")
+            return None if us is None else clock.as_datetime(us)
+        raise AttributeError(name)
+
+
+class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How many messages of a queue are in each state."""
+
+    queue: str
+    counts: Mapping[State, int]
+    approximate: bool = False
+    """The archive's counts stopped at the counting limit; ask for exact ones to have the rest."""
+    paused: bool = False
+    oldest_due_us: int | None = None
+    """When the longest waiting message fell due."""
+
+
+class Transport(Protocol):
+    """Six verbs. Everything above holds one of these, never a backend."""
+
+    @property
+    def capabilities(self) -> Capability: ...
+
+    async def publish(self, messages: Sequence[Message], *, within: Any = None) -> list[Published]:
+        """Store messages, all or none; says of each whether it is new."""
+
+    async def claim(
+        self,
+        queues: Sequence[str],
+        limit: int = 1,
+        lease: Seconds = DEFAULT_LEASE,
+        *,
+        ids: Sequence[UUID] | None = None,
+        max_crashes: int | None = MAX_CRASHES,
+        max_deliveries: int | None = None,
+        suspects: bool = True,
+    ) -> list[Claim]:
+        """Take up to `limit` due messages, first by priority, then by due time, then by id.
+
+        A message past `max_crashes` or `max_deliveries`, or expired, is FAILED and not returned. One with
+        two or more unfinished deliveries is returned alone; `suspects=False` leaves such ones where they are.
+        """
+
+    async def extend(self, receipts: Sequence[Receipt], lease: Seconds = DEFAULT_LEASE) -> list[Receipt]:
+        """Let the leases end `lease` from now; returns the stale receipts."""
+
+    async def settle(self, outcomes: Sequence[Outcome], *, within: Any = None) -> list[Receipt]:
+        """Write outcomes, each fenced by its receipt; returns the stale receipts. One never fails the others."""
+
+    async def wait(self, queues: Sequence[str], timeout: Seconds) -> None:
+        """Return when something may be due, at latest after `timeout`. A hint: claim tells the truth."""
+
+    async def close(self) -> None:
+        """Give back connections; every later call raises `Closed`."""
+
+
+@runtime_checkable
+class Store(Transport, Protocol):
+    """What only a database can do besides."""
+
+    def publish_sync(self, messages: Sequence[Message], *, within: Any) -> list[Published]:
+        """`publish` on the caller's synchronous connection; needs no event loop."""
+
+    def settle_sync(self, outcomes: Sequence[Outcome], *, within: Any) -> list[Receipt]:
+        """`settle` on the caller's synchronous connection; needs no event loop."""
+
+    async def count(self, queues: Sequence[str] | None = None, *, exact: bool = False) -> list[QueueStats]:
+        """Messages per queue and state; archive counts stop at a million unless `exact`."""
+
+    async def browse(
+        self,
+        queue: str | None = None,
+        *,
+        states: Sequence[State] | None = None,
+        key: str | None = None,
+        limit: int = 100,
+        after: UUID | None = None,
+    ) -> list[Row]:
+        """Live messages by id; `after` is the last id of the page before."""
+
+    async def archived(
+        self,
+        queue: str | None = None,
+        *,
+        states: Sequence[State] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 100,
+        after: tuple[int, UUID] | None = None,
+    ) -> list[Row]:
+        """Archived messages, newest first; `after` is (archived_us, id) of the last row of the page before."""
+
+    async def find(self, ids: Sequence[UUID]) -> list[Row]:
+        """These messages, wherever they are: live first, then archived."""
+
+    async def reschedule(
+        self,
+        ids: Sequence[UUID],
+        *,
+        priority: int | None = None,
+        due_at: datetime | None = None,
+        delay: Seconds | None = None,
+        attempts: int | None = None,
+    ) -> list[UUID]:
+        """Change waiting messages; returns the ids that were changed (not those being processed)."""
+
+    async def cancel(self, ids: Sequence[UUID], *, reason: str = "cancelled") -> list[UUID]:
+        """FAIL waiting messages without running them; returns the ids that were."""
+
+    async def pause(self, queue: str) -> None:
+        """No claim takes from this queue until it is resumed; publishing goes on."""
+
+    async def resume(self, queue: str) -> None: ...
+
+    async def retain(self, queue: str, *, completed: Seconds | None, failed: Seconds | None) -> None:
+        """How long the archive keeps this queue's messages; None keeps them for ever."""
+
+    async def purge(
+        self,
+        queue: str | None = None,
+        *,
+        older_than: Seconds | None = None,
+        states: Sequence[State] | None = None,
+    ) -> int:
+        """Delete from the archive what is older, or what each queue's retention no longer keeps."""
+
+    async def replay(self, ids: Sequence[UUID], *, name: str, queue: str | None = None) -> list[Published]:
+        """Publish archived messages again under ids derived from (id, name): running it twice is harmless."""
+
+    async def reap(self) -> int:
+        """Give back what lapsed leases and dead workers hold; returns how many."""
+
+    async def join(self, name: str | None = None) -> Presence:
+        """Become a worker whose death others notice; later claims carry its mark."""
+
+
+class Presence(Protocol):
+    """A worker's sign of life."""
+
+    @property
+    def id(self) -> int: ...
+
+    async def beat(self) -> bool:
+        """Renew the sign of life, retaking the lock if the session was lost; False while neither is possible."""
+
+    async def leave(self) -> None: ...

@@ -1,0 +1,230 @@
+"""Claim, as steps: lane by lane, oldest due first, each row locked, counted and stamped in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from millpond.clock import monotonic
+from millpond.message import Claim, Message, Receipt, decode_headers
+from millpond.outcome import SUSPECT
+from millpond.transports.database import statements as sql
+from millpond.transports.database.dialect import Dialect
+from millpond.transports.database.statement import Query, Rows, Steps
+
+REAP_BATCH = 1000
+_LAST_LANE = 2 * sql.SUSPECT_LANE
+_FULL_PASS_EVERY = 1.0
+
+Floor = tuple[int, Any]
+
+
+class Stamp(msgspec.Struct, frozen=True):
+    """What one claim writes on the rows it takes."""
+
+    token: int
+    worker: int | None
+    lease: int
+    now: int | None
+
+
+class Lanes:
+    """What a process remembers of one queue's lanes: hints only.
+
+    Lanes once seen, so that a probe need not step over the dead rows at their heads, and a floor in each:
+    where the last full claim ended. Late commits, give-backs and reschedules appear below any floor, so the
+    floors fall whenever a claim was not full, and at least once a second.
+    """
+
+    def __init__(self) -> None:
+        self.known: list[int] = []
+        self._floors: dict[int, Floor] = {}
+        self._since = 0.0
+
+    def refresh(self) -> bool:
+        """Let the floors fall once a second; says whether this claim looks everywhere."""
+        if self._floors and monotonic() - self._since < _FULL_PASS_EVERY:
+            return False
+        self.fall()
+        return True
+
+    def fall(self) -> None:
+        self._floors.clear()
+        self._since = monotonic()
+
+    def floor(self, lane: int) -> Floor | None:
+        return self._floors.get(lane)
+
+    def raise_floor(self, lane: int, floor: Floor) -> None:
+        self._floors[lane] = floor
+
+    def add(self, lane: int) -> None:
+        if lane not in self.known:
+            self.known.append(lane)
+            self.known.sort()
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """The known lanes as (lane, lane), and the ranges between them."""
+        gaps, low = [], 0
+        for lane in self.known:
+            if low < lane:
+                gaps.append((low, lane - 1))
+            gaps.append((lane, lane))
+            low = lane + 1
+        gaps.append((low, _LAST_LANE))
+        return gaps
+
+
+def claim_queue(
+    d: Dialect, lanes: Lanes, queue: str, limit: int, stamp: Stamp, *, suspects: bool
+) -> Steps[list[Claim]]:
+    """Up to `limit` messages of one queue, or one suspect alone."""
+    everywhere = lanes.refresh()
+    due = yield from _due_lanes(d, lanes, queue, stamp.now)
+    ordinary = [lane for lane in due if lane < sql.SUSPECT_LANE]
+    suspect = [lane for lane in due if lane >= sql.SUSPECT_LANE] if suspects else []
+    # Once a second a suspect goes first: a queue that is never empty must not starve it.
+    if suspect and (everywhere or not ordinary):
+        for lane in suspect:
+            rows = yield from _claim_lane(d, lanes, queue, lane, 1, stamp)
+            if rows:
+                return rows
+    claims: list[Claim] = []
+    for lane in ordinary:
+        wanted = limit - len(claims)
+        rows = yield from _claim_lane(d, lanes, queue, lane, wanted, stamp)
+        if len(rows) == wanted:
+            lanes.raise_floor(lane, (rows[-1].due_us, d.id_in(rows[-1].receipt.id)))
+        claims += rows
+        if len(claims) == limit:
+            return claims
+    if not everywhere:  # not full above the floors: what appeared below them counts now
+        lanes.fall()
+        claims += yield from claim_queue(d, lanes, queue, limit - len(claims), stamp, suspects=suspects and not claims)
+    return claims
+
+
+def claim_ids(d: Dialect, queues: Sequence[str], ids: Sequence[Any], limit: int, stamp: Stamp) -> Steps[list[Claim]]:
+    """The given messages, as far as they are due and nobody has them."""
+    params = {"ids": ids, "queues": list(queues), "limit": limit, "now": stamp.now}
+    if d.fused:
+        rows = yield Query(d.sql(d.fused.claim_ids), {**params, **_stamped(stamp)})
+        return _claims(d, sorted(rows, key=lambda r: (r[3], r[9], r[0])), stamp)
+    rows = yield Query(d.sql(sql.LOCK_IDS), params)
+    return (yield from _stamp(d, rows, stamp))
+
+
+def adopt(d: Dialect, stamp: Stamp) -> Steps[list[Claim]]:
+    """The rows of a claim whose reply was lost."""
+    rows = yield Query(d.sql(sql.ADOPT), {"token": stamp.token})
+    return _claims(d, rows, stamp)
+
+
+def reap_lapsed(d: Dialect, now: int | None, limit: int = REAP_BATCH) -> Steps[int]:
+    """Give back what lapsed leases hold; returns how many."""
+    rows = yield Query(d.sql(sql.LAPSED), {"now": now, "limit": limit})
+    return (yield from release(d, rows))
+
+
+def release(d: Dialect, rows: Rows) -> Steps[int]:
+    if rows:
+        yield Query(d.sql(sql.RELEASE), {"ids": [row[0] for row in rows], "suspect": SUSPECT})
+    return len(rows)
+
+
+def next_due(d: Dialect, lanes: Lanes, queue: str, now: int | None) -> Steps[int | None]:
+    """Microseconds until the next message of a queue falls due."""
+    soonest = None
+    for lane in lanes.known:
+        ((wait,),) = yield Query(d.sql(sql.NEXT_DUE), {"queue": queue, "lane": lane, "now": now})
+        if wait is not None and (soonest is None or wait < soonest):
+            soonest = int(wait)
+    return soonest
+
+
+def _due_lanes(d: Dialect, lanes: Lanes, queue: str, now: int | None) -> Steps[list[int]]:
+    while True:
+        gaps = lanes.gaps()
+        floors = [lanes.floor(low) if low == high else None for low, high in gaps]
+        rows = yield Query(d.sql(sql.PROBE), {"queue": queue, "now": now, **d.gap_params(gaps, floors)})
+        found = {int(row[0]) for row in rows if row[0] is not None}
+        new = found.difference(lanes.known)
+        if not new:
+            return sorted(found)
+        for lane in new:
+            lanes.add(lane)
+
+
+def _claim_lane(d: Dialect, lanes: Lanes, queue: str, lane: int, limit: int, stamp: Stamp) -> Steps[list[Claim]]:
+    params = {"queue": queue, "lane": lane, "limit": limit, "now": stamp.now}
+    if d.fused:
+        due, id_ = lanes.floor(lane) or d.no_floor
+        rows = yield Query(d.sql(d.fused.claim_lane), {**params, **_stamped(stamp), "floor_due": due, "floor_id": id_})
+        return _claims(d, sorted(rows, key=lambda r: (r[9], r[0])), stamp)
+    rows = yield Query(d.sql(sql.LOCK_LANE), params)
+    return (yield from _stamp(d, rows, stamp))
+
+
+def _stamped(stamp: Stamp) -> dict[str, Any]:
+    return {"token": stamp.token, "worker": stamp.worker, "lease": stamp.lease}
+
+
+def _stamp(d: Dialect, rows: Rows, stamp: Stamp) -> Steps[list[Claim]]:
+    if not rows:
+        return []
+    at = rows[0][12]
+    until = at + stamp.lease
+    yield Query(
+        d.sql(sql.STAMP),
+        {"ids": [r[0] for r in rows], "token": stamp.token, "worker": stamp.worker, "at": at, "until": until},
+    )
+    return _claims(d, [(*r[:6], r[6] + 1, *r[7:12], at, until) for r in rows], stamp)
+
+
+def _claims(d: Dialect, rows: Rows, stamp: Stamp) -> list[Claim]:
+    token, id_out = stamp.token, d.id_out
+    claims = []
+    for (
+        key_,
+        queue,
+        key,
+        priority,
+        headers,
+        payload,
+        deliveries,
+        attempts,
+        created,
+        due,
+        first,
+        expires,
+        acquired,
+        until,
+    ) in rows:
+        id_ = id_out(key_)
+        claims.append(
+            Claim(
+                Message(
+                    queue=queue,
+                    payload=payload,
+                    id=id_,
+                    key=key,
+                    priority=priority,
+                    headers=decode_headers(headers) if headers else _NO_HEADERS,
+                ),
+                Receipt(id_, token),
+                deliveries,
+                attempts,
+                created,
+                due,
+                acquired,
+                until,
+                first,
+                expires,
+            )
+        )
+    return claims
+
+
+_NO_HEADERS = decode_headers(None)

@@ -1,0 +1,46 @@
+"""What a database's driver does for the store: run an operation's steps on a connection of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Any, Protocol, TypeVar
+
+from millpond.transports.database.dialect import Dialect
+from millpond.transports.database.statement import Steps
+
+T = TypeVar("T")
+
+
+class Mode(Enum):
+    """What an operation needs of its connection."""
+
+    READ = auto()
+    """Only reads; each statement sees what is committed when it begins."""
+    WRITE = auto()
+    """All or nothing: one transaction."""
+    LOOSE = auto()
+    """Each step is whole in itself: one transaction, or none where the database fuses steps to statements."""
+
+
+class Engine(Protocol):
+    """Connections of our own. Errors of the driver pass through; the store gives them their meaning."""
+
+    @property
+    def dialect(self) -> Dialect: ...
+
+    async def run(self, steps: Callable[[], Steps[T]], mode: Mode = Mode.WRITE) -> T:
+        """Run the steps on one connection."""
+
+    async def hold(self) -> Session:
+        """A connection for one user alone, until it is closed."""
+
+    async def close(self) -> None: ...
+
+
+class Session(Protocol):
+    """A connection held for its session state: a lock, or notifications."""
+
+    async def query(self, text: str, **params: Any) -> Any: ...
+
+    async def close(self) -> None: ...

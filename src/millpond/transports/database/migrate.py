@@ -1,0 +1,100 @@
+"""Migrations: numbered SQL files, applied once each, safely when many processes start at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import resources
+
+import msgspec
+
+from millpond.errors import NotMigrated, SchemaMismatch
+from millpond.transports.database.dialect import Dialect
+from millpond.transports.database.engine import Engine, Mode
+from millpond.transports.database.statement import Query, Statement, Steps
+
+_APPLIED = "SELECT max(version) FROM {migration}"
+_RECORD = "INSERT INTO {migration} (version, name, applied_at) VALUES (:version, :name, {now})"
+
+
+class Migration(msgspec.Struct, frozen=True):
+    version: int
+    name: str
+    text: str
+
+    def statements(self) -> Iterator[str]:
+        """The statements of the file; a comment belongs to the one below it."""
+        for part in self.text.split(";\n"):
+            if any(line.strip() and not line.lstrip().startswith("--") for line in part.splitlines()):
+                yield part.strip()
+
+
+def migrations(d: Dialect) -> list[Migration]:
+    folder = resources.files("millpond.transports.database") / "schema" / d.name
+    files = sorted(file.name for file in folder.iterdir() if file.name.endswith(".sql"))
+    return [Migration(int(name[:4]), name[5:-4], (folder / name).read_text(encoding="utf-8")) for name in files]
+
+
+async def migrate(engine: Engine) -> list[Migration]:
+    """Bring the database to this version; returns what was applied."""
+    return await engine.run(lambda: _migrate(engine.dialect, migrations(engine.dialect)))
+
+
+def _migrate(d: Dialect, wanted: list[Migration]) -> Steps[list[Migration]]:
+    yield from d.lock_migrations()
+    try:
+        for text in d.prelude():
+            yield _ddl(d, text)
+        version = (yield Query(d.sql(_APPLIED), {}))[0][0] or 0
+        applied = [migration for migration in wanted if migration.version > version]
+        for migration in applied:
+            for text in migration.statements():
+                yield _ddl(d, text)
+            yield Query(d.sql(_RECORD), {"version": migration.version, "name": migration.name, "now": None})
+    finally:
+        yield from d.unlock_migrations()
+    return applied
+
+
+def ddl(d: Dialect) -> str:
+    """Everything as one script, for people who manage their schema themselves."""
+    parts = list(d.prelude())
+    for migration in migrations(d):
+        parts += migration.statements()
+        record = d.sql(_RECORD).text.replace(":version", str(migration.version))
+        parts.append(
+            record.replace(":name", f"'{migration.name}'").replace(":now::bigint", "NULL").replace(":now", "NULL")
+        )
+    return ";\n\n".join(d.fill(part) if "{" in part else part for part in parts) + ";\n"
+
+
+async def check(engine: Engine, url: str) -> None:
+    """Raise what to do unless the tables are of this version, or of the next (a migration is under way)."""
+    version = await applied_version(engine)
+    known = migrations(engine.dialect)[-1].version
+    if version < known:
+        what = "has none of Millpond's tables" if version == 0 else f"has tables of version {version}, not {known}"
+        raise NotMigrated(f"the database at {url} {what}; run: millpond migrate {url}")
+    if version > known + 1:
+        raise SchemaMismatch(
+            f"the database at {url} has tables of version {version}, and this Millpond works with {known} "
+            f"and {known + 1}; upgrade the millpond package"
+        )
+
+
+async def applied_version(engine: Engine) -> int:
+    """The newest migration of the database; 0 if there is none."""
+
+    def steps() -> Steps[int]:
+        return (yield Query(engine.dialect.sql(_APPLIED), {}))[0][0] or 0
+
+    try:
+        return await engine.run(steps, Mode.READ)
+    except Exception as e:
+        if engine.dialect.is_missing_table(e):
+            return 0
+        raise
+
+
+def _ddl(d: Dialect, text: str) -> Query:
+    code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--"))
+    return Query(Statement(d.fill(code)), {})

@@ -1,0 +1,206 @@
+"""MySQL 8 and MariaDB 10.6+, through asyncmy, at READ COMMITTED."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import asyncmy
+import asyncmy.errors
+import msgspec
+
+from millpond.clock import SECOND, micros
+from millpond.errors import InvalidURL, StoreBusy
+from millpond.transports.database import statements as sql
+from millpond.transports.database.dialect import Dialect, Trouble
+from millpond.transports.database.engine import Mode
+from millpond.transports.database.opening import open_store
+from millpond.transports.database.options import StoreOptions, parse
+from millpond.transports.database.pool import Pool
+from millpond.transports.database.statement import Copy, Many, Query, Rows, Step, Steps, Style, drive_async
+from millpond.transports.database.store import DatabaseStore
+from millpond.transports.url import Url
+
+T = TypeVar("T")
+
+# One row per statement would be one round trip each. STRAIGHT_JOIN: the rows first, then the table by key.
+_REQUEUE = """
+UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (id CHAR(32) PATH '$[0]', delay BIGINT PATH '$[1]',
+error LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin PATH '$[2]')) AS r STRAIGHT_JOIN {message} m ON m.id = UNHEX(r.id)
+SET m.state = :state, m.attempts = m.attempts + :attempts, m.deliveries = m.deliveries + :deliveries,
+m.due_at = CASE WHEN r.delay IS NULL THEN m.due_at ELSE {now} + r.delay END,
+m.first_attempt_at = CASE WHEN :attempts = 1 THEN coalesce(m.first_attempt_at, m.acquired_at)
+                     ELSE m.first_attempt_at END,
+m.last_attempt_at = CASE WHEN :attempts = 1 THEN {now} ELSE m.last_attempt_at END,
+m.last_error = coalesce(r.error, m.last_error), m.worker = NULL, m.lease_until = NULL
+"""
+
+
+class MysqlDialect(Dialect):
+    name = "mysql"
+    style = Style.FORMAT
+    overrides = {sql.REQUEUE: _REQUEUE}
+    words = {
+        # Not UNIX_TIMESTAMP: that goes through the session's time zone, where one hour a year is ambiguous.
+        "now": "coalesce(:now, timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6)))",
+        "key": "`key`",
+        "ids": "IN (:*ids)",
+        "queues": "IN (:*queues)",
+        "states": "IN (:*states)",
+        "ready": "m.ready = 1",
+        "locked": "FOR UPDATE SKIP LOCKED",
+        "lock": "FOR UPDATE",
+        # Not INSERT IGNORE, which hides other errors too.
+        "or_skip": "ON DUPLICATE KEY UPDATE id = id",
+        "claim_index": "FORCE INDEX ({prefix}message_claim)",
+        "lease_index": "FORCE INDEX ({prefix}message_lease)",
+        "above_floor": "",
+        "gaps": "JSON_TABLE(:gaps, '$[*]' COLUMNS (low SMALLINT PATH '$[0]', high SMALLINT PATH '$[1]')) AS g",
+    }
+
+    def quote(self, identifier: str) -> str:
+        return f"`{identifier}`"
+
+    def gap_params(self, gaps: Sequence[tuple[int, int]], floors: Sequence[Any]) -> dict[str, Any]:
+        return {"gaps": msgspec.json.encode(gaps).decode()}
+
+    def requeue(self, params: dict[str, Any], rows: Sequence[tuple[Any, int | None, str | None]]) -> Step:
+        values = [(id_.hex(), delay, error) for id_, delay, error in rows]
+        return Query(self.sql(sql.REQUEUE), {**params, "rows": msgspec.json.encode(values).decode()})
+
+    def lock_migrations(self) -> Steps[None]:
+        # By name and database, since such locks are the whole server's.
+        rows = yield Query(self.sql("SELECT GET_LOCK(concat(database(), '.{prefix}migrate'), 60)"), {})
+        if rows[0][0] != 1:
+            raise StoreBusy("another process has been migrating this database for a minute; run it again later")
+
+    def unlock_migrations(self) -> Steps[None]:
+        yield Query(self.sql("SELECT RELEASE_LOCK(concat(database(), '.{prefix}migrate'))"), {})
+
+    def usable(self, error: BaseException) -> bool:
+        """Whether a connection that raised this may be used again."""
+        return isinstance(error, Exception) and self.trouble(error) in (
+            Trouble.BUSY,
+            Trouble.OTHER,
+            Trouble.UNMIGRATED,
+        )
+
+    def trouble(self, error: BaseException) -> Trouble:
+        error = getattr(error, "orig", None) or error  # SQLAlchemy wraps the driver's
+        code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+        if code in (1205, 1213, 3572):
+            return Trouble.BUSY
+        if code in (1044, 1045, 1698, 1142):
+            return Trouble.REFUSED
+        if code in (1146, 1054, 1049):
+            return Trouble.UNMIGRATED
+        if code in _LOST or isinstance(error, OSError | EOFError | asyncio.TimeoutError):
+            return Trouble.LOST
+        if isinstance(error, asyncmy.errors.InterfaceError | asyncmy.errors.InternalError) and code == 0:
+            return Trouble.LOST  # "Cancelled during execution", "Packet sequence number wrong": unusable
+        return Trouble.OTHER if isinstance(error, asyncmy.errors.MySQLError) else Trouble.FOREIGN
+
+
+# Cannot connect, gone away, lost, shutdown, killed, too many connections, read-only (an old primary).
+_LOST = {
+    2002,
+    2003,
+    2006,
+    2013,
+    2014,
+    2055,
+    1053,
+    1040,
+    1077,
+    1079,
+    1152,
+    1158,
+    1159,
+    1160,
+    1161,
+    1290,
+    1927,
+    3169,
+}
+
+
+class MysqlEngine:
+    """A pool of asyncmy connections."""
+
+    def __init__(self, dialect: MysqlDialect, pool: Pool) -> None:
+        self.dialect = dialect
+        self._pool = pool
+
+    async def run(self, steps: Callable[[], Steps[T]], mode: Mode = Mode.WRITE) -> T:
+        async with self._pool.connection() as connection:
+            if mode is Mode.READ:
+                return await drive_async(steps(), executor(connection))
+            await connection.begin()
+            try:
+                result = await drive_async(steps(), executor(connection))
+            except Exception as e:
+                if self.dialect.trouble(e) is not Trouble.LOST:
+                    await connection.rollback()
+                raise
+            await connection.commit()
+            return result
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+
+def executor(connection: Any) -> Callable[[Step], Any]:
+    async def execute(step: Step) -> Rows:
+        async with connection.cursor() as cursor:
+            match step:
+                case Query(statement, params):
+                    text, values = statement.render(Style.FORMAT, params)
+                    await cursor.execute(text, values)
+                    rows: Rows = await cursor.fetchall()
+                    return rows
+                case Many(statement, all_params):
+                    text = statement.render(Style.FORMAT, all_params[0])[0]
+                    await cursor.executemany(text, [statement.render(Style.FORMAT, p)[1] for p in all_params])
+                case Copy():
+                    raise AssertionError("MySQL takes bulk loads as INSERT with many rows")
+        return ()
+
+    return execute
+
+
+async def connect(url: Url, **given: Any) -> DatabaseStore:
+    """A store on MySQL 8 or MariaDB 10.6+."""
+    options = parse(given)
+    database = url.path.removeprefix("/")
+    if not url.host or not database or "/" in database:
+        raise InvalidURL(f"{url} names no database: write {url.scheme}://user:password@host:3306/database")
+    dialect = MysqlDialect(schema=options.schema, prefix=options.table_prefix)
+    pool = Pool(lambda: _connect(url, database, options), _close, options.pool_size, dialect.usable)
+    return await open_store(MysqlEngine(dialect, pool), options, url)
+
+
+async def _connect(url: Url, database: str, options: StoreOptions) -> Any:
+    connection = await asyncmy.connect(
+        host=url.host,
+        port=url.port or 3306,
+        user=url.user or "",
+        password=url.password or "",
+        db=database,
+        autocommit=True,
+        charset="utf8mb4",
+        connect_timeout=10,
+        read_timeout=int(micros(options.call_timeout, "call_timeout") / SECOND) or None,
+        ssl=ssl.create_default_context() if options.tls is True else options.tls or None,
+    )
+    lock_wait = max(1, micros(options.busy_timeout, "busy_timeout") // SECOND)
+    async with connection.cursor() as cursor:
+        # Without gap locks publishers and claimers do not meet.
+        await cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        await cursor.execute(f"SET innodb_lock_wait_timeout = {lock_wait}, sql_mode = 'STRICT_ALL_TABLES'")
+    return connection
+
+
+async def _close(connection: Any) -> None:
+    connection.close()

@@ -1,0 +1,257 @@
+"""PostgreSQL, through asyncpg: one statement for a whole claim or settle, COPY for bulk publish."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+from uuid import UUID
+
+import asyncpg
+
+from millpond.clock import SECOND, micros
+from millpond.transports.database import statements as sql
+from millpond.transports.database.dialect import Dialect, Fused, Trouble
+from millpond.transports.database.engine import Mode
+from millpond.transports.database.opening import open_store
+from millpond.transports.database.options import StoreOptions, parse
+from millpond.transports.database.statement import Copy, Many, Query, Rows, Step, Steps, Style, drive_async
+from millpond.transports.database.store import DatabaseStore
+from millpond.transports.url import Url
+
+T = TypeVar("T")
+
+_PAIRS = "unnest(:ids::uuid[], :tokens::bigint[]) AS r(id, token)"
+_ROWS = "unnest(:ids::uuid[], :tokens::bigint[], :delays::bigint[], :errors::text[]) AS r(id, token, delay, error)"
+_WRITTEN = "SELECT count(*), CASE WHEN count(*) < cardinality(:ids::uuid[]) THEN array_agg(id::text) END FROM"
+
+
+def _held(lock: str, rows: str = _PAIRS, more: str = "") -> str:
+    """The rows that receipts still own, locked.
+
+    LATERAL: as a plain join, a plan made while the table was empty reads the whole table for each receipt.
+    By ctid, so that the write need not search again; a row that changed since the statement began is not
+    found by its ctid, is left out, and the settle looks again.
+    """
+    return (
+        f"WITH held AS MATERIALIZED (SELECT l.ctid, r.id {more} FROM {rows}, LATERAL "
+        "(SELECT x.ctid FROM {message} x WHERE x.id = r.id AND x.token = r.token AND x.state = 'PROCESSING' "
+        f"FOR UPDATE {lock}) l)"
+    )
+
+
+def _move(lock: str, keep: bool) -> str:
+    gone = "gone AS (DELETE FROM {message} m WHERE m.ctid = ANY(ARRAY(SELECT ctid FROM held)) RETURNING m.*)"
+    if not keep:
+        return f"{_held(lock)}, {gone} {_WRITTEN} gone"
+    kept = f"""
+    kept AS (INSERT INTO {{archive}} ({sql.ARCHIVED_COLUMNS})
+    SELECT id, queue, key, priority, due_at, expires_at, headers, payload, deliveries,
+    attempts + :attempts::int, created_at,
+    CASE WHEN :attempts::int = 1 THEN coalesce(first_attempt_at, acquired_at) ELSE first_attempt_at END,
+    CASE WHEN :attempts::int = 1 THEN {{now}} ELSE last_attempt_at END,
+    acquired_at, token, :state::text, :reason::text, coalesce(:error::text, last_error), {{now}} FROM gone)"""
+    return f"{_held(lock)}, {gone}, {kept} {_WRITTEN} gone"
+
+
+def _requeue(lock: str) -> str:
+    return f"""{_held(lock, _ROWS, ", r.delay, r.error")},
+    back AS (UPDATE {{message}} m SET state = :state::text, attempts = m.attempts + :attempts::int,
+    deliveries = m.deliveries + :deliveries::int,
+    due_at = CASE WHEN h.delay IS NULL THEN m.due_at ELSE {{now}} + h.delay END,
+    first_attempt_at = CASE WHEN :attempts::int = 1 THEN coalesce(m.first_attempt_at, m.acquired_at)
+                       ELSE m.first_attempt_at END,
+    last_attempt_at = CASE WHEN :attempts::int = 1 THEN {{now}} ELSE m.last_attempt_at END,
+    last_error = coalesce(h.error, m.last_error), worker = NULL, lease_until = NULL
+    FROM held h WHERE m.ctid = h.ctid RETURNING m.id) {_WRITTEN} back"""
+
+
+_STAMP = f"""
+UPDATE {{message}} m SET state = 'PROCESSING', deliveries = m.deliveries + 1, token = :token::bigint,
+worker = :worker::bigint, acquired_at = {{now}}, lease_until = {{now}} + :lease::bigint
+WHERE m.id = ANY(ARRAY(%s))
+RETURNING {sql.CLAIMED_COLUMNS}, m.acquired_at, m.lease_until
+"""
+
+FUSED = Fused(
+    insert="""
+    INSERT INTO {message}
+    (id, queue, key, priority, lane, due_at, expires_at, state, headers, payload, created_at)
+    SELECT r.id, r.queue, r.key, r.priority, r.priority, coalesce(r.due, {now} + r.delay),
+    coalesce(r.expires, {now} + r.lifetime), 'PENDING', r.headers, r.payload, {now}
+    FROM unnest(:ids::uuid[], :queues::text[], :keys::text[], :priorities::smallint[], :delays::bigint[],
+    :dues::bigint[], :lifetimes::bigint[], :expires::bigint[], :headers::text[], :payloads::bytea[])
+    AS r(id, queue, key, priority, delay, due, lifetime, expires, headers, payload)
+    """,
+    claim_lane=_STAMP
+    % """SELECT m.id FROM {message} m WHERE m.queue = :queue::text AND {ready} AND m.lane = :lane::smallint
+    AND m.due_at <= {now} AND (m.due_at, m.id) >= (:floor_due::bigint, :floor_id::uuid)
+    AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name = :queue::text AND q.paused = 1)
+    ORDER BY m.due_at, m.id LIMIT :limit::bigint {locked}""",
+    claim_ids=_STAMP
+    % """SELECT m.id FROM {message} m WHERE m.id {ids} AND {ready} AND m.queue {queues} AND m.due_at <= {now}
+    AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name = m.queue AND q.paused = 1)
+    ORDER BY m.lane, m.due_at, m.id LIMIT :limit::bigint {locked}""",
+    extend=f"""{_held("SKIP LOCKED")},
+    longer AS (UPDATE {{message}} m SET lease_until = {{now}} + :lease::bigint
+    FROM held h WHERE m.ctid = h.ctid RETURNING m.id) {_WRITTEN} longer""",
+    moves={
+        (keep, wait): _move("" if wait else "SKIP LOCKED", keep) for keep in (True, False) for wait in (True, False)
+    },
+    requeues={wait: _requeue("" if wait else "SKIP LOCKED") for wait in (True, False)},
+)
+
+
+class PostgresDialect(Dialect):
+    name = "postgresql"
+    style = Style.DOLLAR
+    fused = FUSED
+    no_floor = (-1, UUID(int=0))
+    words = {
+        "now": "coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)",
+        "key": "key",
+        "ids": "= ANY(:ids::uuid[])",
+        "queues": "= ANY(:queues::text[])",
+        "states": "= ANY(:states::text[])",
+        "ready": "m.state <> 'PROCESSING'",
+        "locked": "FOR UPDATE SKIP LOCKED",
+        "lock": "FOR UPDATE",
+        "or_skip": "ON CONFLICT DO NOTHING",
+        "claim_index": "",
+        "lease_index": "",
+        "above_floor": "AND (m.due_at, m.id) >= (g.floor_due, g.floor_id)",
+        "gaps": "unnest(:lows::smallint[], :highs::smallint[], :floor_dues::bigint[], :floor_ids::uuid[]) "
+        "AS g(low, high, floor_due, floor_id)",
+    }
+
+    def id_in(self, value: UUID) -> Any:
+        return value
+
+    def id_out(self, value: Any) -> UUID:
+        return value if isinstance(value, UUID) else UUID(value)
+
+    def gap_params(self, gaps: Sequence[tuple[int, int]], floors: Sequence[Any]) -> dict[str, Any]:
+        floors = [floor or self.no_floor for floor in floors]
+        return {
+            "lows": [low for low, _ in gaps],
+            "highs": [high for _, high in gaps],
+            "floor_dues": [due for due, _ in floors],
+            "floor_ids": [id_ for _, id_ in floors],
+        }
+
+    def prelude(self) -> Sequence[str]:
+        create = [f"CREATE SCHEMA IF NOT EXISTS {self.quote(self.schema)}"] if self.schema else []
+        return (*create, *super().prelude())
+
+    def lock_migrations(self) -> Steps[None]:
+        # Released with the transaction.
+        yield Query(self.sql("SELECT pg_advisory_xact_lock(hashtext('{migration}'))"), {})
+
+    def trouble(self, error: BaseException) -> Trouble:
+        error = getattr(error, "orig", None) or error  # SQLAlchemy wraps the driver's
+        # By SQLSTATE, so that the errors of any driver a caller's engine brings are understood.
+        state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+        if isinstance(state, str):
+            if state in _BUSY:
+                return Trouble.BUSY
+            if state[:2] == "08" or state in _LOST:
+                return Trouble.LOST
+            if state[:2] == "28":
+                return Trouble.REFUSED
+            if state in ("42P01", "42703", "3F000"):
+                return Trouble.UNMIGRATED
+            return Trouble.OTHER
+        if isinstance(error, asyncpg.InterfaceError) and "clos" in str(error):
+            return Trouble.LOST
+        if isinstance(error, OSError | EOFError | asyncio.TimeoutError):
+            return Trouble.LOST
+        return Trouble.OTHER if isinstance(error, asyncpg.InterfaceError) else Trouble.FOREIGN
+
+
+_BUSY = {"40001", "40P01", "55P03"}
+# Shutdown, crash, cannot connect now, too many connections, read-only (an old primary after a failover).
+_LOST = {"57P01", "57P02", "57P03", "53300", "25006"}
+
+
+class PostgresEngine:
+    """A pool of asyncpg connections."""
+
+    def __init__(self, dialect: PostgresDialect, pool: Any, *, pooler: bool, settings: dict[str, str]) -> None:
+        self.dialect = dialect
+        self._pool = pool
+        # A transaction pooler may hand each transaction to another session: settings and prepared
+        # statements live no longer than one.
+        self._pooler = pooler
+        self._settings = "; ".join(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())
+
+    async def run(self, steps: Callable[[], Steps[T]], mode: Mode = Mode.WRITE) -> T:
+        async with self._pool.acquire() as connection:
+            execute = _executor(connection)
+            if mode is not Mode.WRITE and not self._pooler:
+                return await drive_async(steps(), execute)
+            async with connection.transaction():
+                if self._pooler:
+                    await connection.execute(self._settings)
+                return await drive_async(steps(), execute)
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+
+def _executor(connection: Any) -> Callable[[Step], Any]:
+    async def execute(step: Step) -> Rows:
+        match step:
+            case Query(statement, params):
+                text, values = statement.render(Style.DOLLAR, params)
+                rows: Rows = await connection.fetch(text, *values)
+                return rows
+            case Many(statement, all_params):
+                text = statement.render(Style.DOLLAR, all_params[0])[0]
+                await connection.executemany(text, [statement.render(Style.DOLLAR, params)[1] for params in all_params])
+            case Copy(table, schema, columns, records):
+                await connection.copy_records_to_table(table, schema_name=schema, columns=columns, records=records)
+        return ()
+
+    return execute
+
+
+async def connect(url: Url, **given: Any) -> DatabaseStore:
+    """A store on PostgreSQL."""
+    options = parse(given)
+    dialect = PostgresDialect(schema=options.schema, prefix=options.table_prefix)
+    settings = {
+        "lock_timeout": f"{max(1, micros(options.busy_timeout, 'busy_timeout') // 1000)}ms",
+        # Our statements take one plan however many rows there are; a plan made while a table is empty must
+        # not be a sequential scan that is kept.
+        "plan_cache_mode": "force_generic_plan",
+        "enable_seqscan": "off",
+    }
+    pool = options.pool
+    if pool is None:
+        pool = await _pool(url, options, settings)
+    engine = PostgresEngine(dialect, pool, pooler=options.pooler, settings=settings)
+    return await open_store(engine, options, url)
+
+
+async def _pool(url: Url, options: StoreOptions, settings: dict[str, str]) -> Any:
+    dsn = url.raw.replace("postgres://", "postgresql://", 1) if url.scheme == "postgres" else url.raw
+    tls = ssl.create_default_context() if options.tls is True else options.tls
+    return await asyncpg.create_pool(
+        dsn,
+        min_size=0,
+        max_size=options.pool_size,
+        command_timeout=micros(options.call_timeout, "call_timeout") / SECOND,
+        timeout=10,
+        ssl=tls,
+        # Poolers pass no settings on, and forget statements between transactions.
+        server_settings={"application_name": "millpond"} | ({} if options.pooler else settings),
+        statement_cache_size=0 if options.pooler else 256,
+        # Statements stay: replanning would cost more than a stale plan, which these settings exclude.
+        max_cached_statement_lifetime=0,
+        reset=_keep_session,
+    )
+
+
+async def _keep_session(connection: Any) -> None:
+    """Nothing to reset: we leave no session state behind, and the default costs a round trip each time."""

@@ -1,0 +1,95 @@
+"""Publish, as steps: generated ids go straight in; ids that callers chose are looked up first."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from millpond.message import Draft, State
+from millpond.transports.database import statements as sql
+from millpond.transports.database.dialect import Dialect
+from millpond.transports.database.statement import Copy, Many, Query, Steps
+
+COPY_FROM = 20
+"""From this many messages on a bulk load beats an INSERT."""
+
+
+def publish(
+    d: Dialect, drafts: Sequence[Draft], *, now: int | None, dedupe_for: int, own_connection: bool
+) -> Steps[set[Any]]:
+    """Store the drafts; returns the ids of those that are new."""
+    new = {draft.id for draft in drafts if not draft.given}
+    given = {draft.id: draft for draft in drafts if draft.given}
+    if given:
+        new |= yield from _unknown(d, list(given), now, dedupe_for)
+    # Of an id that stands twice in one call, the first message counts.
+    fresh = [draft for draft in drafts if not draft.given or (given.pop(draft.id, None) and draft.id in new)]
+    if fresh:
+        yield from _insert(d, fresh, now, own_connection)
+    return new
+
+
+def _unknown(d: Dialect, ids: Sequence[Any], now: int | None, dedupe_for: int) -> Steps[set[Any]]:
+    """Enter ids in the dedupe table; returns those that nobody has published within the window."""
+    # In one order everywhere, so that two publishers of the same ids wait for each other and never deadlock.
+    keys = [d.id_in(id_) for id_ in sorted(ids)]
+    publisher = secrets.randbits(62)
+    at = (yield Query(d.sql(sql.NOW), {"now": now}))[0][0]
+    yield Query(d.sql(sql.FORGET_EXPIRED_IDS), {"ids": keys, "now": now})
+    yield Many(
+        d.sql(sql.REMEMBER_ID),
+        [{"id": key, "publisher": publisher, "expires_at": at + dedupe_for} for key in keys],
+    )
+    ours = yield Query(d.sql(sql.OWN_IDS), {"ids": keys, "publisher": publisher})
+    if not ours:
+        return set()
+    # An id may also be here from before the window, or from a publish whose reply was lost.
+    present = yield Query(
+        d.sql(sql.PRESENT_IDS), {"ids": [row[0] for row in ours], "now": now, "dedupe_for": dedupe_for}
+    )
+    return {d.id_out(row[0]) for row in ours} - {d.id_out(row[0]) for row in present}
+
+
+def _insert(d: Dialect, drafts: Sequence[Draft], now: int | None, own_connection: bool) -> Steps[None]:
+    insert = d.fused.insert if d.fused else None
+    if insert is not None and not (own_connection and len(drafts) >= COPY_FROM):
+        yield Query(d.sql(insert), _columns(d, drafts, now))
+        return
+    at = (yield Query(d.sql(sql.NOW), {"now": now}))[0][0]
+    records = [
+        (
+            d.id_in(draft.id),
+            draft.queue,
+            draft.key,
+            draft.priority,
+            draft.priority,
+            at + draft.delay_us if draft.due_us is None else draft.due_us,
+            draft.expires_us if draft.expires_after_us is None else at + draft.expires_after_us,
+            State.PENDING.value,
+            draft.headers,
+            draft.payload,
+            at,
+        )
+        for draft in drafts
+    ]
+    if insert is not None:
+        yield Copy(d.table("message"), d.schema, sql.MESSAGE_COLUMNS, records)
+    else:
+        yield Many(d.sql(sql.INSERT), [dict(zip(sql.MESSAGE_COLUMNS, r, strict=True)) for r in records])
+
+
+def _columns(d: Dialect, drafts: Sequence[Draft], now: int | None) -> dict[str, Any]:
+    return {
+        "now": now,
+        "ids": [d.id_in(draft.id) for draft in drafts],
+        "queues": [draft.queue for draft in drafts],
+        "keys": [draft.key for draft in drafts],
+        "priorities": [draft.priority for draft in drafts],
+        "delays": [draft.delay_us for draft in drafts],
+        "dues": [draft.due_us for draft in drafts],
+        "lifetimes": [draft.expires_after_us for draft in drafts],
+        "expires": [draft.expires_us for draft in drafts],
+        "headers": [draft.headers for draft in drafts],
+        "payloads": [draft.payload for draft in drafts],
+    }

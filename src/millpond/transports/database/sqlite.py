@@ -1,0 +1,187 @@
+"""SQLite, through the standard module: one thread writes, another reads, WAL between them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+
+from millpond.clock import SECOND, micros
+from millpond.errors import InvalidOption, InvalidURL
+from millpond.transports.database.dialect import Dialect, Trouble
+from millpond.transports.database.engine import Mode
+from millpond.transports.database.migrate import applied_version
+from millpond.transports.database.opening import open_store
+from millpond.transports.database.options import parse
+from millpond.transports.database.statement import Copy, Many, Query, Rows, Step, Steps, Style, drive
+from millpond.transports.database.store import DatabaseStore
+from millpond.transports.url import Url
+
+T = TypeVar("T")
+log = logging.getLogger("millpond")
+
+
+class SqliteDialect(Dialect):
+    name = "sqlite"
+    style = Style.QMARK
+    words = {
+        # Whole milliseconds are all that SQLite's clock has.
+        "now": "coalesce(:now, CAST(round((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)",
+        "key": "key",
+        "ids": "IN (:*ids)",
+        "queues": "IN (:*queues)",
+        "states": "IN (:*states)",
+        "ready": "m.state <> 'PROCESSING'",
+        # One writer at a time: whoever is in a write transaction holds every row.
+        "locked": "",
+        "lock": "",
+        "or_skip": "ON CONFLICT DO NOTHING",
+        "claim_index": "INDEXED BY {prefix}message_claim",
+        "lease_index": "INDEXED BY {prefix}message_lease",
+        # Dead rows leave an index at once, so that there is nothing to step over.
+        "above_floor": "",
+        "gaps": "(SELECT json_extract(value, '$[0]') AS low, json_extract(value, '$[1]') AS high "
+        "FROM json_each(:gaps)) AS g",
+    }
+
+    def gap_params(self, gaps: Sequence[tuple[int, int]], floors: Sequence[Any]) -> dict[str, Any]:
+        return {"gaps": msgspec.json.encode(gaps).decode()}
+
+    def trouble(self, error: BaseException) -> Trouble:
+        if isinstance(error, sqlite3.OperationalError):
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                return Trouble.BUSY
+            if str(error).startswith(("no such table", "no such column", "no such index")):
+                return Trouble.UNMIGRATED
+        return Trouble.OTHER if isinstance(error, sqlite3.Error) else Trouble.FOREIGN
+
+
+class SqliteEngine:
+    """A writing and a reading connection, each in a thread of its own."""
+
+    def __init__(self, dialect: SqliteDialect, path: str, *, busy_timeout: float) -> None:
+        self.dialect = dialect
+        self.path = path
+        self._writer = _Thread(path, busy_timeout, "millpond-sqlite-writer")
+        self._reader = _Thread(path, busy_timeout, "millpond-sqlite-reader")
+        _warn_of_wal_reset_bug()
+
+    async def run(self, steps: Callable[[], Steps[T]], mode: Mode = Mode.WRITE) -> T:
+        if mode is Mode.READ:
+            return await self._reader.call(lambda connection: drive(steps(), executor(connection)))
+
+        def transaction(connection: sqlite3.Connection) -> T:
+            # IMMEDIATE: a transaction that began by reading could not become a writer later.
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = drive(steps(), executor(connection))
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            return result
+
+        return await self._writer.call(transaction)
+
+    async def close(self) -> None:
+        await self._reader.close()
+        await self._writer.close()
+
+
+class _Thread:
+    """One connection and the only thread that uses it."""
+
+    def __init__(self, path: str, busy_timeout: float, name: str) -> None:
+        self._path = path
+        self._busy_timeout = busy_timeout
+        self._executor = ThreadPoolExecutor(1, name)
+        self._connection: sqlite3.Connection | None = None
+
+    async def call(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._work, work)
+
+    def _work(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        if self._connection is None:
+            self._connection = open_connection(self._path, self._busy_timeout)
+        return work(self._connection)
+
+    async def close(self) -> None:
+        def close() -> None:
+            if self._connection is not None:
+                self._connection.close()
+
+        await asyncio.get_running_loop().run_in_executor(self._executor, close)
+        self._executor.shutdown(wait=False)
+
+
+def open_connection(path: str, busy_timeout: float) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None, cached_statements=256)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    return connection
+
+
+def executor(connection: sqlite3.Connection) -> Callable[[Step], Rows]:
+    def execute(step: Step) -> Rows:
+        match step:
+            case Query(statement, params):
+                text, values = statement.render(Style.QMARK, params)
+                return connection.execute(text, values).fetchall()
+            case Many(statement, all_params):
+                text = statement.render(Style.QMARK, all_params[0])[0]
+                connection.executemany(text, (statement.render(Style.QMARK, p)[1] for p in all_params))
+                return ()
+            case Copy():
+                raise AssertionError("SQLite has no bulk load beside INSERT")
+
+    return execute
+
+
+def has_wal_reset_bug(version: tuple[int, ...]) -> bool:
+    """SQLite 3.7.0 to 3.51.2 may corrupt a WAL file when two connections write and checkpoint at once."""
+    if version >= (3, 53) or (3, 51, 3) <= version < (3, 52):
+        return False
+    return not ((3, 50, 7) <= version < (3, 51) or (3, 44, 6) <= version < (3, 45))
+
+
+_warned = False
+
+
+def _warn_of_wal_reset_bug() -> None:
+    global _warned
+    if not _warned and has_wal_reset_bug(sqlite3.sqlite_version_info):
+        _warned = True
+        log.warning(
+            "SQLite %s has the WAL-reset bug: several processes that write one file may, rarely, corrupt it. "
+            "Use a Python built with SQLite 3.51.3 or later, or let one process alone write the file.",
+            sqlite3.sqlite_version,
+        )
+
+
+async def connect(url: Url, **given: Any) -> DatabaseStore:
+    """A store in a SQLite file. A new file gets its tables at once; an older one is migrated by the command."""
+    options = parse(given)
+    for name in ("schema", "pool", "tls", "pooler"):
+        if getattr(options, name):
+            raise InvalidOption(f"the option {name!r} means nothing to SQLite")
+    path = url.path.removeprefix("/")
+    if url.host or not path or path == ":memory:":
+        raise InvalidURL(
+            f"{url} names no file: write sqlite:///orders.db, or sqlite:////var/lib/orders.db for an absolute "
+            "path; for a queue in memory use memory://"
+        )
+    if not os.path.isdir(os.path.dirname(path) or "."):
+        raise InvalidURL(f"the folder of {path} does not exist; create it first")
+    dialect = SqliteDialect(prefix=options.table_prefix)
+    engine = SqliteEngine(dialect, path, busy_timeout=micros(options.busy_timeout, "busy_timeout") / SECOND)
+    # Embedded: nobody but the program could run a command first.
+    new = options.migrate is None and await applied_version(engine) == 0
+    return await open_store(engine, options, url, migrate_now=new)

@@ -1,0 +1,161 @@
+"""Every SQL text, once, in words that each dialect fills in.
+
+Words: `{message}` and the other tables; `{now}`, the database's clock in microseconds unless a test gives
+`:now`; `{ready}`, may be claimed; `{locked}`, lock these rows and step over those somebody else holds;
+`{ids}`, is one of `:ids`. A dialect that needs another text for one of these says why beside it.
+
+`lane` is the priority, or `SUSPECT_LANE` plus the priority for a message with two or more unfinished
+deliveries, so that such a one is found, and claimed, alone. `token` stays on a row after nack and give-back,
+so that the same settle, repeated because its reply was lost, recognises its own work; a reaper clears it.
+"""
+
+from __future__ import annotations
+
+SUSPECT_LANE = 1000
+
+NOW = "SELECT {now}"
+
+# --- publish --------------------------------------------------------------------------------------------
+
+MESSAGE_COLUMNS = (
+    "id",
+    "queue",
+    "key",
+    "priority",
+    "lane",
+    "due_at",
+    "expires_at",
+    "state",
+    "headers",
+    "payload",
+    "created_at",
+)
+
+INSERT = """
+INSERT INTO {message} (id, queue, {key}, priority, lane, due_at, expires_at, state, headers, payload, created_at)
+VALUES (:id, :queue, :key, :priority, :lane, :due_at, :expires_at, :state, :headers, :payload, :created_at)
+"""
+
+FORGET_EXPIRED_IDS = "DELETE FROM {dedupe} WHERE id {ids} AND expires_at <= {now}"
+
+# Whoever inserts the row owns the id; the others find a row that is not theirs. A conflict is no error, so
+# that it cannot abort the caller's transaction.
+REMEMBER_ID = "INSERT INTO {dedupe} (id, publisher, expires_at) VALUES (:id, :publisher, :expires_at) {or_skip}"
+
+OWN_IDS = "SELECT id FROM {dedupe} WHERE id {ids} AND publisher = :publisher"
+
+PRESENT_IDS = """
+SELECT id FROM {message} WHERE id {ids}
+UNION ALL
+SELECT id FROM {archive} WHERE id {ids} AND archived_at > {now} - :dedupe_for
+"""
+
+# --- claim ----------------------------------------------------------------------------------------------
+
+# Which lanes of a queue to look at: of the lanes known, those with something due at or above their floor;
+# of the gaps between them, the lowest lane that has anything. Each is one descent of the index, so that a
+# wall of future or of more urgent messages costs nothing.
+PROBE = """
+SELECT CASE WHEN g.low = g.high
+  THEN (SELECT m.lane FROM {message} m {claim_index} WHERE m.queue = :queue AND {ready} AND m.lane = g.low
+        AND m.due_at <= {now} {above_floor} ORDER BY m.due_at, m.id LIMIT 1)
+  ELSE (SELECT m.lane FROM {message} m {claim_index} WHERE m.queue = :queue AND {ready}
+        AND m.lane >= g.low AND m.lane <= g.high ORDER BY m.lane LIMIT 1)
+  END
+FROM {gaps}
+"""
+
+CLAIMED_COLUMNS = """
+m.id, m.queue, m.{key}, m.priority, m.headers, m.payload, m.deliveries, m.attempts, m.created_at, m.due_at,
+m.first_attempt_at, m.expires_at
+"""
+
+# Lock, then stamp: two statements of one short transaction. (PostgreSQL does both in one.)
+LOCK_LANE = f"""
+SELECT {CLAIMED_COLUMNS}, {{now}} FROM {{message}} m {{claim_index}}
+WHERE m.queue = :queue AND {{ready}} AND m.lane = :lane AND m.due_at <= {{now}}
+AND NOT EXISTS (SELECT 1 FROM {{queue}} q WHERE q.name = :queue AND q.paused = 1)
+ORDER BY m.due_at, m.id LIMIT :limit {{locked}}
+"""
+
+LOCK_IDS = f"""
+SELECT {CLAIMED_COLUMNS}, {{now}} FROM {{message}} m
+WHERE m.id {{ids}} AND {{ready}} AND m.queue {{queues}} AND m.due_at <= {{now}}
+AND NOT EXISTS (SELECT 1 FROM {{queue}} q WHERE q.name = m.queue AND q.paused = 1)
+ORDER BY m.lane, m.due_at, m.id LIMIT :limit {{locked}}
+"""
+
+STAMP = """
+UPDATE {message} SET state = 'PROCESSING', deliveries = deliveries + 1, token = :token, worker = :worker,
+acquired_at = :at, lease_until = :until WHERE id {ids}
+"""
+
+# After a lost connection: a claim whose commit happened although its reply never came.
+ADOPT = f"""
+SELECT {CLAIMED_COLUMNS}, m.acquired_at, m.lease_until FROM {{message}} m
+WHERE m.state = 'PROCESSING' AND m.token = :token ORDER BY m.lane, m.due_at, m.id
+"""
+
+# --- extend and settle: each write is fenced by (id, token) ---------------------------------------------
+
+LOCK_CLAIMED = "SELECT id, token FROM {message} WHERE id {ids} AND state = 'PROCESSING' {locked}"
+WAIT_CLAIMED = "SELECT id, token FROM {message} WHERE id {ids} AND state = 'PROCESSING' {lock}"
+
+EXTEND = "UPDATE {message} SET lease_until = {now} + :lease WHERE id {ids}"
+
+ARCHIVED_COLUMNS = """
+id, queue, {key}, priority, due_at, expires_at, headers, payload, deliveries, attempts, created_at,
+first_attempt_at, last_attempt_at, acquired_at, token, state, reason, error, archived_at
+"""
+
+# The payload moves inside the server. `:attempts` is 1, or 0 where no handler ever ran.
+KEEP = f"""
+INSERT INTO {{archive}} ({ARCHIVED_COLUMNS})
+SELECT id, queue, {{key}}, priority, due_at, expires_at, headers, payload, deliveries, attempts + :attempts,
+created_at, CASE WHEN :attempts = 1 THEN coalesce(first_attempt_at, acquired_at) ELSE first_attempt_at END,
+CASE WHEN :attempts = 1 THEN {{now}} ELSE last_attempt_at END,
+acquired_at, token, :state, :reason, coalesce(:error, last_error), {{now}}
+FROM {{message}} WHERE id {{ids}}
+"""
+
+REMOVE = "DELETE FROM {message} WHERE id {ids}"
+
+# Back to waiting, each with its own delay (null: due as before) and error.
+REQUEUE = """
+UPDATE {message} SET state = :state, attempts = attempts + :attempts, deliveries = deliveries + :deliveries,
+due_at = CASE WHEN :delay IS NULL THEN due_at ELSE {now} + :delay END,
+first_attempt_at = CASE WHEN :attempts = 1 THEN coalesce(first_attempt_at, acquired_at) ELSE first_attempt_at END,
+last_attempt_at = CASE WHEN :attempts = 1 THEN {now} ELSE last_attempt_at END,
+last_error = coalesce(:error, last_error), worker = NULL, lease_until = NULL
+WHERE id = :id
+"""
+
+# What became of receipts that a settle did not find: still ours (so somebody holds the row), already done
+# by an earlier try of the same settle, or lost.
+LOOK_LIVE = "SELECT id, token, state FROM {message} WHERE id {ids}"
+LOOK_ARCHIVED = "SELECT id, token, state FROM {archive} WHERE id {ids}"
+
+# --- reap -----------------------------------------------------------------------------------------------
+
+LAPSED = """
+SELECT id FROM {message} {lease_index} WHERE state = 'PROCESSING' AND lease_until <= {now}
+ORDER BY lease_until LIMIT :limit {locked}
+"""
+
+HELD_BY = """
+SELECT id FROM {message} WHERE state = 'PROCESSING' AND worker = :worker LIMIT :limit {locked}
+"""
+
+RELEASE = f"""
+UPDATE {{message}} SET state = 'PENDING', token = NULL, worker = NULL, lease_until = NULL,
+lane = CASE WHEN deliveries - attempts >= :suspect THEN {SUSPECT_LANE} + priority ELSE priority END
+WHERE id {{ids}}
+"""
+
+# --- wait -----------------------------------------------------------------------------------------------
+
+# How long until the next message of a lane falls due; those that are due already are the claim's business.
+NEXT_DUE = """
+SELECT min(m.due_at) - {now} FROM {message} m {claim_index}
+WHERE m.queue = :queue AND {ready} AND m.lane = :lane AND m.due_at > {now}
+"""

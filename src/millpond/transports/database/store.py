@@ -1,0 +1,319 @@
+"""The store: the seam's verbs on a database."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+from uuid import UUID
+
+from millpond import outcome as outcomes_
+from millpond.clock import SECOND, Seconds, micros, monotonic
+from millpond.errors import InvalidOption, StoreBusy
+from millpond.message import Claim, Draft, Message, Published, Receipt, check_name, draft
+from millpond.outcome import MAX_CRASHES, Ack, Outcome, Reject
+from millpond.transport import DEFAULT_LEASE, Capability
+from millpond.transports.database import claim as claiming
+from millpond.transports.database import outbox
+from millpond.transports.database import publish as publishing
+from millpond.transports.database import settle as settling
+from millpond.transports.database.claim import Lanes, Stamp
+from millpond.transports.database.engine import Engine, Mode
+from millpond.transports.database.operations import Operations
+from millpond.transports.database.options import StoreOptions
+from millpond.transports.database.statement import Steps
+from millpond.transports.url import Url
+
+T = TypeVar("T")
+
+CAPABILITIES = (
+    Capability.TRANSACTIONS
+    | Capability.CLAIM_BY_ID
+    | Capability.PRIORITY
+    | Capability.DEDUPE
+    | Capability.EXTEND
+    | Capability.BROWSE
+    | Capability.RESCHEDULE
+    | Capability.ARCHIVE
+    | Capability.PAUSE
+    | Capability.PRESENCE
+    | Capability.SHARED
+    | Capability.DURABLE
+)
+_REAP_EVERY = 1.0
+_LOOK_AGAIN = 0.02
+
+
+class DatabaseStore(Operations):
+    """A store on one database."""
+
+    capabilities = CAPABILITIES
+
+    def __init__(self, engine: Engine, options: StoreOptions, url: Url) -> None:
+        super().__init__(engine, options, url)
+        self._dedupe_for = micros(options.dedupe_for, "dedupe_for")
+        self._lanes: dict[str, Lanes] = {}
+        self._turn = 0
+        self._reaped_at = -_REAP_EVERY
+        self._worker: int | None = None
+        self._fresh: set[str] = set()
+        self._waiting: set[asyncio.Event] = set()
+
+    def __repr__(self) -> str:
+        return f"<DatabaseStore {self.url}>"
+
+    # --- publish ------------------------------------------------------------------------------------
+
+    async def publish(self, messages: Sequence[Message], *, within: Any = None) -> list[Published]:
+        drafts = self._drafts(messages)
+        if within is not None:
+            new = await self._within(within, self._publishing(drafts, own_connection=False))
+        elif drafts:
+            new = await self._run(
+                lambda again: self._publishing(_looked_up(drafts) if again else drafts, own_connection=True),
+                Mode.WRITE,
+            )
+        else:
+            new = set()
+        return self._published(drafts, new)
+
+    def publish_sync(self, messages: Sequence[Message], *, within: Any) -> list[Published]:
+        drafts = self._drafts(messages)
+        return self._published(drafts, self._within_sync(within, self._publishing(drafts, own_connection=False)))
+
+    def _drafts(self, messages: Sequence[Message]) -> list[Draft]:
+        self._check_open()
+        limit = self._options.body_limit
+        return [draft(message, body_limit=limit) for message in messages]
+
+    def _publishing(self, drafts: Sequence[Draft], *, own_connection: bool) -> Steps[set[UUID]]:
+        return publishing.publish(
+            self.dialect, drafts, now=self._now(), dedupe_for=self._dedupe_for, own_connection=own_connection
+        )
+
+    def _published(self, drafts: Sequence[Draft], new: set[UUID]) -> list[Published]:
+        for queue in {d.queue for d in drafts}:
+            self._fresh.add(queue)
+        if any(d.given or d.due_us is not None for d in drafts):
+            self._drop_floors()
+        self._wake()
+        seen: set[UUID] = set()
+        results = []
+        for d in drafts:
+            results.append(Published(d.id, d.id in new and not (d.given and d.id in seen)))
+            if d.given:
+                seen.add(d.id)
+        return results
+
+    # --- claim --------------------------------------------------------------------------------------
+
+    async def claim(
+        self,
+        queues: Sequence[str],
+        limit: int = 1,
+        lease: Seconds = DEFAULT_LEASE,
+        *,
+        ids: Sequence[UUID] | None = None,
+        max_crashes: int | None = MAX_CRASHES,
+        max_deliveries: int | None = None,
+        suspects: bool = True,
+    ) -> list[Claim]:
+        self._check_open()
+        names = _queue_names(queues)
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+            raise InvalidOption(f"limit must be a whole number of messages, not {limit!r}")
+        lease_us = micros(lease, "lease")
+        if limit == 0 or not names or (ids is not None and not ids):
+            return []
+        self._fresh.difference_update(names)
+        while True:
+            stamp = Stamp(secrets.randbits(62), self._worker, lease_us, self._now())
+            if ids is not None:
+                claims = await self._claim_ids(names, ids, limit, stamp)
+            else:
+                claims = await self._claim(names, limit, stamp, suspects)
+                if len(claims) < limit and await self._reap_if_due():
+                    more = Stamp(secrets.randbits(62), self._worker, lease_us, self._now())
+                    claims += await self._claim(names, limit - len(claims), more, suspects and not claims)
+            runnable, refused = [], []
+            for claim in claims:
+                reject = outcomes_.refuse_to_run(claim, max_crashes=max_crashes, max_deliveries=max_deliveries)
+                runnable.append(claim) if reject is None else refused.append(reject)
+            if refused:
+                await self.settle(refused)
+            if runnable or not refused:
+                return runnable
+
+    async def _claim(self, names: list[str], limit: int, stamp: Stamp, suspects: bool) -> list[Claim]:
+        """From several queues: each in turn goes first and has its share; what one leaves goes to the next."""
+        self._turn += 1
+        turn = self._turn % len(names)
+        names = names[turn:] + names[:turn]
+        claims: list[Claim] = []
+        hungry = names
+        while hungry and len(claims) < limit:
+            still_hungry = []
+            for n, queue in enumerate(hungry):
+                share = -(-(limit - len(claims)) // (len(hungry) - n))
+                if share == 0:
+                    break
+                lanes = self._lanes.setdefault(queue, Lanes())
+                got = await self._run_claim(
+                    lambda queue=queue, lanes=lanes, share=share: claiming.claim_queue(  # type: ignore[misc]
+                        self.dialect, lanes, queue, share, stamp, suspects=suspects and not claims
+                    ),
+                    stamp,
+                )
+                if len(got) == 1 and got[0].unfinished >= outcomes_.SUSPECT:
+                    return claims + got  # alone: nothing was claimed before it, nothing is after it
+                claims += got
+                if len(got) == share:
+                    still_hungry.append(queue)
+            hungry = still_hungry
+        return claims
+
+    async def _claim_ids(self, names: list[str], ids: Sequence[UUID], limit: int, stamp: Stamp) -> list[Claim]:
+        keys = [self.dialect.id_in(id_) for id_ in ids]
+        return await self._run_claim(lambda: claiming.claim_ids(self.dialect, names, keys, limit, stamp), stamp)
+
+    async def _run_claim(self, steps: Callable[[], Steps[list[Claim]]], stamp: Stamp) -> list[Claim]:
+        def again_or(again: bool) -> Steps[list[Claim]]:
+            # The lost reply may have been that of a claim: what carries its token is ours.
+            if again and (adopted := (yield from claiming.adopt(self.dialect, stamp))):
+                return adopted
+            return (yield from steps())
+
+        return await self._run(again_or, Mode.LOOSE)
+
+    # --- extend, settle -----------------------------------------------------------------------------
+
+    async def extend(self, receipts: Sequence[Receipt], lease: Seconds = DEFAULT_LEASE) -> list[Receipt]:
+        self._check_open()
+        lease_us = micros(lease, "lease")
+        unique = list(dict.fromkeys(receipts))
+        if not unique:
+            return []
+        return await self._run(
+            lambda again: settling.extend(self.dialect, unique, lease_us, now=self._now()), Mode.LOOSE
+        )
+
+    async def settle(self, outcomes: Sequence[Outcome], *, within: Any = None) -> list[Receipt]:
+        self._check_open()
+        if not outcomes:
+            return []
+        if within is not None:
+            settled = await self._within(within, self._settling(outcomes, wait=True))
+            self._settled(outcomes)
+            return settled.refused
+        refused: list[Receipt] = []
+        deadline = monotonic() + self._busy_for
+        while True:
+            settled = await self._run(lambda again: self._settling(outcomes, wait=False, again=again), Mode.LOOSE)
+            refused += settled.refused
+            self._settled(outcomes)
+            if not settled.locked:
+                return refused
+            if monotonic() > deadline:
+                raise StoreBusy(
+                    f"{len(settled.locked)} messages are held by another transaction for more than "
+                    f"{self._busy_for:g} s; all others were settled. Settle these again"
+                )
+            outcomes = settled.locked
+            await asyncio.sleep(_LOOK_AGAIN)
+
+    def settle_sync(self, outcomes: Sequence[Outcome], *, within: Any) -> list[Receipt]:
+        self._check_open()
+        if not outcomes:
+            return []
+        refused = self._within_sync(within, self._settling(outcomes, wait=True)).refused
+        self._settled(outcomes)
+        return refused
+
+    def _settling(self, outcomes: Sequence[Outcome], *, wait: bool, again: bool = False) -> Steps[settling.Settled]:
+        return settling.settle(self.dialect, outcomes, now=self._now(), wait=wait, again=again)
+
+    def _settled(self, outcomes: Sequence[Outcome]) -> None:
+        if not all(isinstance(outcome, Ack | Reject) for outcome in outcomes):
+            self._drop_floors()  # what went back to waiting may lie below them
+            self._wake()
+
+    # --- reap, wait, close --------------------------------------------------------------------------
+
+    async def reap(self) -> int:
+        """Give back what lapsed leases hold; returns how many."""
+        self._check_open()
+        total = 0
+        while True:
+            count = await self._run(lambda again: claiming.reap_lapsed(self.dialect, self._now()), Mode.WRITE)
+            total += count
+            if count:
+                self._drop_floors()
+            if count < claiming.REAP_BATCH:
+                return total
+
+    async def _reap_if_due(self) -> bool:
+        """For people who claim without a worker: lapsed claims come back by the next claim that is not full."""
+        if monotonic() - self._reaped_at < _REAP_EVERY and self._options.clock.now() is None:
+            return False
+        self._reaped_at = monotonic()
+        return await self.reap() > 0
+
+    async def wait(self, queues: Sequence[str], timeout: Seconds) -> None:
+        self._check_open()
+        names = _queue_names(queues)
+        seconds = micros(timeout, "timeout") / SECOND
+        event = asyncio.Event()
+        self._waiting.add(event)
+        try:
+            if self._fresh.intersection(names):
+                return
+            for queue in names:
+                lanes = self._lanes.get(queue)
+                if lanes is not None and lanes.known:
+                    due = await self._run(
+                        lambda again, queue=queue, lanes=lanes: claiming.next_due(  # type: ignore[misc]
+                            self.dialect, lanes, queue, self._now()
+                        ),
+                        Mode.READ,
+                    )
+                    if due is not None:
+                        seconds = min(seconds, due / SECOND)
+            await asyncio.wait_for(event.wait(), seconds)
+        except TimeoutError:
+            return
+        finally:
+            self._waiting.discard(event)
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._wake()
+            await self._engine.close()
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        for event in self._waiting:
+            event.set()
+
+    def _drop_floors(self) -> None:
+        for lanes in self._lanes.values():
+            lanes.fall()
+
+    async def _within(self, connection: Any, steps: Steps[T]) -> T:
+        return await outbox.run(self.dialect, connection, steps)
+
+    def _within_sync(self, connection: Any, steps: Steps[T]) -> T:
+        return outbox.run_sync(self.dialect, connection, steps)
+
+
+def _queue_names(queues: Sequence[str]) -> list[str]:
+    if isinstance(queues, str):
+        queues = [queues]
+    return list(dict.fromkeys(check_name(queue, "queue") for queue in queues))
+
+
+def _looked_up(drafts: Sequence[Draft]) -> list[Draft]:
+    """After a lost reply our own ids are looked up like those of callers."""
+    return [d if d.given else Draft(d.id, True, *(getattr(d, f) for f in Draft.__struct_fields__[2:])) for d in drafts]
