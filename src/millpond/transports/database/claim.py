@@ -158,10 +158,17 @@ def _due_lanes(d: Dialect, lanes: Lanes, queue: str, now: int | None) -> Steps[l
 
 
 def _claim_lane(d: Dialect, lanes: Lanes, queue: str, lane: int, limit: int, stamp: Stamp) -> Steps[list[Claim]]:
-    params = {"queue": queue, "lane": lane, "limit": limit, "now": stamp.now}
+    due, id_ = lanes.floor(lane) or d.no_floor
+    params = {
+        "queue": queue,
+        "lane": lane,
+        "limit": limit,
+        "now": stamp.now,
+        "floor_due": due,
+        "floor_id": id_,
+    }
     if d.fused:
-        due, id_ = lanes.floor(lane) or d.no_floor
-        rows = yield Query(d.sql(d.fused.claim_lane), {**params, **_stamped(stamp), "floor_due": due, "floor_id": id_})
+        rows = yield Query(d.sql(d.fused.claim_lane), {**params, **_stamped(stamp)})
         return _claims(d, sorted(rows, key=lambda r: (r[9], r[0])), stamp)
     rows = yield Query(d.sql(sql.LOCK_LANE), params)
     return (yield from _stamp(d, rows, stamp))

@@ -36,14 +36,16 @@ def migrations(d: Dialect) -> list[Migration]:
 
 async def migrate(engine: Engine) -> list[Migration]:
     """Bring the database to this version; returns what was applied."""
-    return await engine.run(lambda: _migrate(engine.dialect, migrations(engine.dialect)))
+    fresh = await applied_version(engine) == 0
+    return await engine.run(lambda: _migrate(engine.dialect, migrations(engine.dialect), fresh))
 
 
-def _migrate(d: Dialect, wanted: list[Migration]) -> Steps[list[Migration]]:
+def _migrate(d: Dialect, wanted: list[Migration], fresh: bool) -> Steps[list[Migration]]:
     yield from d.lock_migrations()
     try:
-        for text in d.prelude():
-            yield _ddl(d, text)
+        if fresh:
+            for text in d.prelude():
+                yield _ddl(d, text)
         version = (yield Query(d.sql(_APPLIED), {}))[0][0] or 0
         applied = [migration for migration in wanted if migration.version > version]
         for migration in applied:

@@ -41,6 +41,7 @@ m.last_error = coalesce(r.error, m.last_error), m.worker = NULL, m.lease_until =
 class MysqlDialect(Dialect):
     name = "mysql"
     style = Style.FORMAT
+    no_floor = (-1, bytes(16))
     overrides = {sql.REQUEUE: _REQUEUE}
     words = {
         # Not UNIX_TIMESTAMP: that goes through the session's time zone, where one hour a year is ambiguous.
@@ -56,15 +57,22 @@ class MysqlDialect(Dialect):
         "or_skip": "ON DUPLICATE KEY UPDATE id = id",
         "claim_index": "FORCE INDEX ({prefix}message_claim)",
         "lease_index": "FORCE INDEX ({prefix}message_lease)",
-        "above_floor": "",
-        "gaps": "JSON_TABLE(:gaps, '$[*]' COLUMNS (low SMALLINT PATH '$[0]', high SMALLINT PATH '$[1]')) AS g",
+        # Spelled out: a comparison of rows, (due_at, id) >= (…), finds no place in an index here.
+        "above_floor": "AND m.due_at >= g.due AND (m.due_at > g.due OR m.id >= UNHEX(g.id))",
+        "from_floor": "AND m.due_at >= :floor_due AND (m.due_at > :floor_due OR m.id >= :floor_id)",
+        "gaps": "JSON_TABLE(:gaps, '$[*]' COLUMNS (low SMALLINT PATH '$[0]', high SMALLINT PATH '$[1]', "
+        "due BIGINT PATH '$[2]', id CHAR(32) PATH '$[3]')) AS g",
     }
 
     def quote(self, identifier: str) -> str:
         return f"`{identifier}`"
 
     def gap_params(self, gaps: Sequence[tuple[int, int]], floors: Sequence[Any]) -> dict[str, Any]:
-        return {"gaps": msgspec.json.encode(gaps).decode()}
+        rows = [
+            (low, high, due, id_.hex())
+            for (low, high), (due, id_) in zip(gaps, (floor or self.no_floor for floor in floors), strict=True)
+        ]
+        return {"gaps": msgspec.json.encode(rows).decode()}
 
     def requeue(self, params: dict[str, Any], rows: Sequence[tuple[Any, int | None, str | None]]) -> Step:
         values = [(id_.hex(), delay, error) for id_, delay, error in rows]

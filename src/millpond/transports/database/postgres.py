@@ -86,7 +86,7 @@ FUSED = Fused(
     """,
     claim_lane=_STAMP
     % """SELECT m.id FROM {message} m WHERE m.queue = :queue::text AND {ready} AND m.lane = :lane::smallint
-    AND m.due_at <= {now} AND (m.due_at, m.id) >= (:floor_due::bigint, :floor_id::uuid)
+    AND m.due_at <= {now} {from_floor}
     AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name = :queue::text AND q.paused = 1)
     ORDER BY m.due_at, m.id LIMIT :limit::bigint {locked}""",
     claim_ids=_STAMP
@@ -121,6 +121,7 @@ class PostgresDialect(Dialect):
         "claim_index": "",
         "lease_index": "",
         "above_floor": "AND (m.due_at, m.id) >= (g.floor_due, g.floor_id)",
+        "from_floor": "AND (m.due_at, m.id) >= (:floor_due::bigint, :floor_id::uuid)",
         "gaps": "unnest(:lows::smallint[], :highs::smallint[], :floor_dues::bigint[], :floor_ids::uuid[]) "
         "AS g(low, high, floor_due, floor_id)",
     }

@@ -46,6 +46,7 @@ class SqliteDialect(Dialect):
         "lease_index": "INDEXED BY {prefix}message_lease",
         # Dead rows leave an index at once, so that there is nothing to step over.
         "above_floor": "",
+        "from_floor": "",
         "gaps": "(SELECT json_extract(value, '$[0]') AS low, json_extract(value, '$[1]') AS high "
         "FROM json_each(:gaps)) AS g",
     }

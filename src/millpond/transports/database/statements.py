@@ -73,7 +73,7 @@ m.first_attempt_at, m.expires_at
 # Lock, then stamp: two statements of one short transaction. (PostgreSQL does both in one.)
 LOCK_LANE = f"""
 SELECT {CLAIMED_COLUMNS}, {{now}} FROM {{message}} m {{claim_index}}
-WHERE m.queue = :queue AND {{ready}} AND m.lane = :lane AND m.due_at <= {{now}}
+WHERE m.queue = :queue AND {{ready}} AND m.lane = :lane AND m.due_at <= {{now}} {{from_floor}}
 AND NOT EXISTS (SELECT 1 FROM {{queue}} q WHERE q.name = :queue AND q.paused = 1)
 ORDER BY m.due_at, m.id LIMIT :limit {{locked}}
 """
