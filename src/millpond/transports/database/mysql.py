@@ -184,15 +184,19 @@ async def connect(url: Url, **given: Any) -> DatabaseStore:
     database = url.path.removeprefix("/")
     if not url.host or not database or "/" in database:
         raise InvalidURL(f"{url} names no database: write {url.scheme}://user:password@host:3306/database")
-    dialect = MysqlDialect(schema=options.schema, prefix=options.table_prefix)
-    pool = Pool(lambda: _connect(url, database, options), _close, options.pool_size, dialect.usable)
-    return await open_store(MysqlEngine(dialect, pool), options, url)
+    words = dialect(options)
+    pool = Pool(lambda: _connect(url, database, options), _close, options.pool_size, words.usable)
+    return await open_store(MysqlEngine(words, pool), options, url)
 
 
 async def _connect(url: Url, database: str, options: StoreOptions) -> Any:
     connection = await asyncmy.connect(
         host=url.host,
         port=url.port or 3306,
+def dialect(options: StoreOptions) -> MysqlDialect:
+    return MysqlDialect(schema=options.schema, prefix=options.table_prefix)
+
+
         user=url.user or "",
         password=url.password or "",
         db=database,

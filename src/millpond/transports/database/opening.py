@@ -17,7 +17,7 @@ async def open_store(engine: Engine, options: StoreOptions, url: Url, *, migrate
     store = DatabaseStore(engine, options, url)
     try:
         if options.migrate or migrate_now:
-            await migrate(engine)
+            store.migrated = await migrate(engine)
         await check(engine, str(url))
     except MillpondError:
         await store.close()

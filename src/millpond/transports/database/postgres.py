@@ -218,9 +218,13 @@ def _executor(connection: Any) -> Callable[[Step], Any]:
 
 
 async def connect(url: Url, **given: Any) -> DatabaseStore:
+def dialect(options: StoreOptions) -> PostgresDialect:
+    return PostgresDialect(schema=options.schema, prefix=options.table_prefix)
+
+
     """A store on PostgreSQL."""
     options = parse(given)
-    dialect = PostgresDialect(schema=options.schema, prefix=options.table_prefix)
+    words = dialect(options)
     settings = {
         "lock_timeout": f"{max(1, micros(options.busy_timeout, 'busy_timeout') // 1000)}ms",
         # Our statements take one plan however many rows there are; a plan made while a table is empty must
@@ -231,7 +235,7 @@ async def connect(url: Url, **given: Any) -> DatabaseStore:
     pool = options.pool
     if pool is None:
         pool = await _pool(url, options, settings)
-    engine = PostgresEngine(dialect, pool, pooler=options.pooler, settings=settings)
+    engine = PostgresEngine(words, pool, pooler=options.pooler, settings=settings)
     return await open_store(engine, options, url)
 
 

@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from millpond.clock import SECOND, micros
-from millpond.errors import InvalidOption, InvalidURL
+from millpond.errors import InvalidOption, InvalidURL, NotMigrated
+from millpond.transports.database import statements as sql
 from millpond.transports.database.dialect import Dialect, Trouble
 from millpond.transports.database.engine import Mode
 from millpond.transports.database.migrate import applied_version
 from millpond.transports.database.opening import open_store
-from millpond.transports.database.options import parse
+from millpond.transports.database.options import StoreOptions, parse
 from millpond.transports.database.statement import Copy, Many, Query, Rows, Step, Steps, Style, drive
 from millpond.transports.database.store import DatabaseStore
 from millpond.transports.url import Url
@@ -167,12 +168,17 @@ def _warn_of_wal_reset_bug() -> None:
         )
 
 
+def dialect(options: StoreOptions) -> SqliteDialect:
+    for name in ("schema", "pool", "tls", "pooler"):
+        if getattr(options, name):
+            raise InvalidOption(f"the option {name!r} means nothing to SQLite; leave it out")
+    return SqliteDialect(prefix=options.table_prefix)
+
+
 async def connect(url: Url, **given: Any) -> DatabaseStore:
     """A store in a SQLite file. A new file gets its tables at once; an older one is migrated by the command."""
     options = parse(given)
-    for name in ("schema", "pool", "tls", "pooler"):
-        if getattr(options, name):
-            raise InvalidOption(f"the option {name!r} means nothing to SQLite")
+    words = dialect(options)
     path = url.path.removeprefix("/")
     if url.host or not path or path == ":memory:":
         raise InvalidURL(
@@ -181,8 +187,9 @@ async def connect(url: Url, **given: Any) -> DatabaseStore:
         )
     if not os.path.isdir(os.path.dirname(path) or "."):
         raise InvalidURL(f"the folder of {path} does not exist; create it first")
-    dialect = SqliteDialect(prefix=options.table_prefix)
-    engine = SqliteEngine(dialect, path, busy_timeout=micros(options.busy_timeout, "busy_timeout") / SECOND)
+    if options.migrate is False and not os.path.exists(path):  # looking must not make a file
+        raise NotMigrated(f"there is no file {path}; check the URL, or make it with: millpond migrate {url}")
+    engine = SqliteEngine(words, path, busy_timeout=micros(options.busy_timeout, "busy_timeout") / SECOND)
     # Embedded: nobody but the program could run a command first.
     new = options.migrate is None and await applied_version(engine) == 0
     return await open_store(engine, options, url, migrate_now=new)

@@ -20,6 +20,7 @@ from millpond.transports.database import publish as publishing
 from millpond.transports.database import settle as settling
 from millpond.transports.database.claim import Lanes, Stamp
 from millpond.transports.database.engine import Engine, Mode
+from millpond.transports.database.migrate import Migration
 from millpond.transports.database.operations import Operations
 from millpond.transports.database.options import StoreOptions
 from millpond.transports.database.statement import Steps
@@ -52,6 +53,8 @@ class DatabaseStore(Operations):
 
     def __init__(self, engine: Engine, options: StoreOptions, url: Url) -> None:
         super().__init__(engine, options, url)
+        self.migrated: list[Migration] = []
+        """What was applied to the database on connecting."""
         self._dedupe_for = micros(options.dedupe_for, "dedupe_for")
         self._lanes: dict[str, Lanes] = {}
         self._turn = 0
