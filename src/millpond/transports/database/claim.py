@@ -148,7 +148,7 @@ def _due_lanes(d: Dialect, lanes: Lanes, queue: str, now: int | None) -> Steps[l
     while True:
         gaps = lanes.gaps()
         floors = [lanes.floor(low) if low == high else None for low, high in gaps]
-        rows = yield Query(d.sql(sql.PROBE), {"queue": queue, "now": now, **d.gap_params(gaps, floors)})
+        rows = yield d.probe({"queue": queue, "now": now}, gaps, floors)
         found = {int(row[0]) for row in rows if row[0] is not None}
         new = found.difference(lanes.known)
         if not new:

@@ -116,8 +116,9 @@ class Dialect(ABC):
         return UUID(bytes=bytes(value))
 
     @abstractmethod
-    def gap_params(self, gaps: Sequence[tuple[int, int]], floors: Sequence[Any]) -> dict[str, Any]:
-        """The parameters behind `{gaps}`: lane ranges, each with a floor or None."""
+    def probe(self, params: dict[str, Any], gaps: Sequence[tuple[int, int]], floors: Sequence[Any]) -> Step:
+        """Ask which lanes to look at: those of `gaps` (low, high) that are one lane and have something due at
+        or above their floor, and the lowest lane that has anything in each of the others."""
 
     def requeue(self, params: dict[str, Any], rows: Sequence[tuple[Any, int | None, str | None]]) -> Step:
         """Put (id, delay, error) back to waiting, in the fastest way there is."""

@@ -38,6 +38,21 @@ m.last_error = coalesce(r.error, m.last_error), m.worker = NULL, m.lease_until =
 """
 
 
+_PROBE_LANE = """
+(SELECT m.lane FROM {message} m {claim_index} WHERE m.queue = :queue AND {ready} AND m.lane = :low_#
+AND m.due_at <= {now} AND m.due_at >= :floor_due_# AND (m.due_at > :floor_due_# OR m.id >= :floor_id_#)
+ORDER BY m.due_at, m.id LIMIT 1)
+"""
+_PROBE_GAP = """
+(SELECT m.lane FROM {message} m {claim_index} WHERE m.queue = :queue AND {ready}
+AND m.lane >= :low_# AND m.lane <= :high_# ORDER BY m.lane LIMIT 1)
+"""
+
+
+def _numbered(part: str, n: int) -> str:
+    return part.replace("#", str(n))
+
+
 class MysqlDialect(Dialect):
     name = "mysql"
     style = Style.FORMAT
@@ -58,21 +73,21 @@ class MysqlDialect(Dialect):
         "claim_index": "FORCE INDEX ({prefix}message_claim)",
         "lease_index": "FORCE INDEX ({prefix}message_lease)",
         # Spelled out: a comparison of rows, (due_at, id) >= (…), finds no place in an index here.
-        "above_floor": "AND m.due_at >= g.due AND (m.due_at > g.due OR m.id >= UNHEX(g.id))",
         "from_floor": "AND m.due_at >= :floor_due AND (m.due_at > :floor_due OR m.id >= :floor_id)",
-        "gaps": "JSON_TABLE(:gaps, '$[*]' COLUMNS (low SMALLINT PATH '$[0]', high SMALLINT PATH '$[1]', "
-        "due BIGINT PATH '$[2]', id CHAR(32) PATH '$[3]')) AS g",
     }
 
     def quote(self, identifier: str) -> str:
         return f"`{identifier}`"
 
-    def gap_params(self, gaps: Sequence[tuple[int, int]], floors: Sequence[Any]) -> dict[str, Any]:
-        rows = [
-            (low, high, due, id_.hex())
-            for (low, high), (due, id_) in zip(gaps, (floor or self.no_floor for floor in floors), strict=True)
-        ]
-        return {"gaps": msgspec.json.encode(rows).decode()}
+    def probe(self, params: dict[str, Any], gaps: Sequence[tuple[int, int]], floors: Sequence[Any]) -> Step:
+        # A subquery that depends on an outer row searches no range of an index here, so that each gap is a
+        # query of its own, with its bounds as values.
+        parts, values = [], params
+        for n, ((low, high), floor) in enumerate(zip(gaps, floors, strict=True)):
+            parts.append(_PROBE_LANE if low == high else _PROBE_GAP)
+            due, id_ = floor or self.no_floor
+            values = values | {f"low_{n}": low, f"high_{n}": high, f"floor_due_{n}": due, f"floor_id_{n}": id_}
+        return Query(self.sql(" UNION ALL ".join(_numbered(part, n) for n, part in enumerate(parts))), values)
 
     def requeue(self, params: dict[str, Any], rows: Sequence[tuple[Any, int | None, str | None]]) -> Step:
         values = [(id_.hex(), delay, error) for id_, delay, error in rows]
@@ -178,6 +193,10 @@ def executor(connection: Any) -> Callable[[Step], Any]:
     return execute
 
 
+def dialect(options: StoreOptions) -> MysqlDialect:
+    return MysqlDialect(schema=options.schema, prefix=options.table_prefix)
+
+
 async def connect(url: Url, **given: Any) -> DatabaseStore:
     """A store on MySQL 8 or MariaDB 10.6+."""
     options = parse(given)
@@ -193,10 +212,6 @@ async def _connect(url: Url, database: str, options: StoreOptions) -> Any:
     connection = await asyncmy.connect(
         host=url.host,
         port=url.port or 3306,
-def dialect(options: StoreOptions) -> MysqlDialect:
-    return MysqlDialect(schema=options.schema, prefix=options.table_prefix)
-
-
         user=url.user or "",
         password=url.password or "",
         db=database,

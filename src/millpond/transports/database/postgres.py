@@ -132,14 +132,15 @@ class PostgresDialect(Dialect):
     def id_out(self, value: Any) -> UUID:
         return value if isinstance(value, UUID) else UUID(value)
 
-    def gap_params(self, gaps: Sequence[tuple[int, int]], floors: Sequence[Any]) -> dict[str, Any]:
+    def probe(self, params: dict[str, Any], gaps: Sequence[tuple[int, int]], floors: Sequence[Any]) -> Step:
         floors = [floor or self.no_floor for floor in floors]
-        return {
+        arrays = {
             "lows": [low for low, _ in gaps],
             "highs": [high for _, high in gaps],
             "floor_dues": [due for due, _ in floors],
             "floor_ids": [id_ for _, id_ in floors],
         }
+        return Query(self.sql(sql.PROBE), params | arrays)
 
     def prelude(self) -> Sequence[str]:
         create = [f"CREATE SCHEMA IF NOT EXISTS {self.quote(self.schema)}"] if self.schema else []
@@ -217,11 +218,11 @@ def _executor(connection: Any) -> Callable[[Step], Any]:
     return execute
 
 
-async def connect(url: Url, **given: Any) -> DatabaseStore:
 def dialect(options: StoreOptions) -> PostgresDialect:
     return PostgresDialect(schema=options.schema, prefix=options.table_prefix)
 
 
+async def connect(url: Url, **given: Any) -> DatabaseStore:
     """A store on PostgreSQL."""
     options = parse(given)
     words = dialect(options)

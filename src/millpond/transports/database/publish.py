@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 from millpond.message import Draft, State
 from millpond.transports.database import statements as sql
@@ -17,20 +18,22 @@ COPY_FROM = 20
 
 def publish(
     d: Dialect, drafts: Sequence[Draft], *, now: int | None, dedupe_for: int, own_connection: bool
-) -> Steps[set[Any]]:
+) -> Steps[set[UUID]]:
     """Store the drafts; returns the ids of those that are new."""
-    new = {draft.id for draft in drafts if not draft.given}
-    given = {draft.id: draft for draft in drafts if draft.given}
+    fresh = {draft.id: draft for draft in drafts if not draft.given}
+    given: dict[UUID, Draft] = {}
+    for draft in drafts:
+        if draft.given:
+            given.setdefault(draft.id, draft)  # of an id that stands twice in one call, the first counts
     if given:
-        new |= yield from _unknown(d, list(given), now, dedupe_for)
-    # Of an id that stands twice in one call, the first message counts.
-    fresh = [draft for draft in drafts if not draft.given or (given.pop(draft.id, None) and draft.id in new)]
+        unknown = yield from _unknown(d, list(given), now, dedupe_for)
+        fresh.update((id_, draft) for id_, draft in given.items() if id_ in unknown)
     if fresh:
-        yield from _insert(d, fresh, now, own_connection)
-    return new
+        yield from _insert(d, list(fresh.values()), now, own_connection)
+    return set(fresh)
 
 
-def _unknown(d: Dialect, ids: Sequence[Any], now: int | None, dedupe_for: int) -> Steps[set[Any]]:
+def _unknown(d: Dialect, ids: Sequence[UUID], now: int | None, dedupe_for: int) -> Steps[set[UUID]]:
     """Enter ids in the dedupe table; returns those that nobody has published within the window."""
     # In one order everywhere, so that two publishers of the same ids wait for each other and never deadlock.
     keys = [d.id_in(id_) for id_ in sorted(ids)]

@@ -52,8 +52,8 @@ class SqliteDialect(Dialect):
         "FROM json_each(:gaps)) AS g",
     }
 
-    def gap_params(self, gaps: Sequence[tuple[int, int]], floors: Sequence[Any]) -> dict[str, Any]:
-        return {"gaps": msgspec.json.encode(gaps).decode()}
+    def probe(self, params: dict[str, Any], gaps: Sequence[tuple[int, int]], floors: Sequence[Any]) -> Step:
+        return Query(self.sql(sql.PROBE), {**params, "gaps": msgspec.json.encode(gaps).decode()})
 
     def trouble(self, error: BaseException) -> Trouble:
         if isinstance(error, sqlite3.OperationalError):
