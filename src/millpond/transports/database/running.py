@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from millpond.clock import SECOND, micros, monotonic
@@ -58,7 +59,7 @@ class Running:
         while True:
             self._check_open()
             try:
-                return await self._engine.run(lambda: make(again), mode)
+                return await self._engine.run(partial(make, again), mode)
             except Exception as e:
                 trouble = self.dialect.trouble(e)
                 elapsed = monotonic() - started

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -161,13 +162,7 @@ class DatabaseStore(Operations):
                 share = -(-(limit - len(claims)) // (len(hungry) - n))
                 if share == 0:
                     break
-                lanes = self._lanes.setdefault(queue, Lanes())
-                got = await self._run_claim(
-                    lambda queue=queue, lanes=lanes, share=share: claiming.claim_queue(  # type: ignore[misc]
-                        self.dialect, lanes, queue, share, stamp, suspects=suspects and not claims
-                    ),
-                    stamp,
-                )
+                got = await self._claim_queue(queue, share, stamp, suspects and not claims)
                 if len(got) == 1 and got[0].unfinished >= outcomes_.SUSPECT:
                     return claims + got  # alone: nothing was claimed before it, nothing is after it
                 claims += got
@@ -175,6 +170,12 @@ class DatabaseStore(Operations):
                     still_hungry.append(queue)
             hungry = still_hungry
         return claims
+
+    async def _claim_queue(self, queue: str, limit: int, stamp: Stamp, suspects: bool) -> list[Claim]:
+        lanes = self._lanes.setdefault(queue, Lanes())
+        return await self._run_claim(
+            lambda: claiming.claim_queue(self.dialect, lanes, queue, limit, stamp, suspects=suspects), stamp
+        )
 
     async def _claim_ids(self, names: list[str], ids: Sequence[UUID], limit: int, stamp: Stamp) -> list[Claim]:
         keys = [self.dialect.id_in(id_) for id_ in ids]
@@ -212,7 +213,7 @@ class DatabaseStore(Operations):
         refused: list[Receipt] = []
         deadline = monotonic() + self._busy_for
         while True:
-            settled = await self._run(lambda again: self._settling(outcomes, wait=False, again=again), Mode.LOOSE)
+            settled = await self._run(partial(self._settling, outcomes, False), Mode.LOOSE)
             refused += settled.refused
             self._settled(outcomes)
             if not settled.locked:
@@ -233,7 +234,7 @@ class DatabaseStore(Operations):
         self._settled(outcomes)
         return refused
 
-    def _settling(self, outcomes: Sequence[Outcome], *, wait: bool, again: bool = False) -> Steps[settling.Settled]:
+    def _settling(self, outcomes: Sequence[Outcome], wait: bool, again: bool = False) -> Steps[settling.Settled]:
         return settling.settle(self.dialect, outcomes, now=self._now(), wait=wait, again=again)
 
     def _settled(self, outcomes: Sequence[Outcome]) -> None:
@@ -274,12 +275,7 @@ class DatabaseStore(Operations):
             for queue in names:
                 lanes = self._lanes.get(queue)
                 if lanes is not None and lanes.known:
-                    due = await self._run(
-                        lambda again, queue=queue, lanes=lanes: claiming.next_due(  # type: ignore[misc]
-                            self.dialect, lanes, queue, self._now()
-                        ),
-                        Mode.READ,
-                    )
+                    due = await self._run(partial(self._next_due, queue, lanes), Mode.READ)
                     if due is not None:
                         seconds = min(seconds, due / SECOND)
             await asyncio.wait_for(event.wait(), seconds)
@@ -287,6 +283,9 @@ class DatabaseStore(Operations):
             return
         finally:
             self._waiting.discard(event)
+
+    def _next_due(self, queue: str, lanes: Lanes, again: bool) -> Steps[int | None]:
+        return claiming.next_due(self.dialect, lanes, queue, self._now())
 
     async def close(self) -> None:
         if not self._closed:
