@@ -161,7 +161,7 @@ def draft(message: Message, *, body_limit: int = BODY_LIMIT) -> Draft:
     if message.key is not None:
         _check_text(message.key, "key")
     priority = check_priority(message.priority)
-    payload = message.payload
+    payload: Any = message.payload  # nothing checks what callers put there
     if not isinstance(payload, bytes):
         if not isinstance(payload, bytearray | memoryview):
             raise BodyNotEncodable(
