@@ -73,5 +73,7 @@ CREATE TABLE IF NOT EXISTS {worker} (
   id BIGINT NOT NULL PRIMARY KEY,
   name VARCHAR(255) NOT NULL,
   started_at BIGINT NOT NULL,
-  beat_at BIGINT NOT NULL
+  beat_at BIGINT NOT NULL,
+  -- 1: its lock tells whether it lives; 0: its session keeps changing, so only its leases do.
+  by_lock SMALLINT NOT NULL
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;

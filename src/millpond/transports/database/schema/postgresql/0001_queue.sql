@@ -83,5 +83,7 @@ CREATE TABLE {worker} (
   id bigint PRIMARY KEY,
   name text NOT NULL,
   started_at bigint NOT NULL,
-  beat_at bigint NOT NULL
+  beat_at bigint NOT NULL,
+  -- 1: its lock tells whether it lives; 0: its session keeps changing, so only its leases do.
+  by_lock smallint NOT NULL
 );

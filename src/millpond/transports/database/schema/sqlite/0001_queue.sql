@@ -71,5 +71,7 @@ CREATE TABLE {worker} (
   id INTEGER NOT NULL PRIMARY KEY,
   name TEXT NOT NULL,
   started_at INTEGER NOT NULL,
-  beat_at INTEGER NOT NULL
+  beat_at INTEGER NOT NULL,
+  -- 1: its lock tells whether it lives; 0: its session keeps changing, so only its leases do.
+  by_lock INTEGER NOT NULL
 );
