@@ -12,7 +12,7 @@ from uuid import UUID
 from millpond import outcome as outcomes_
 from millpond.clock import SECOND, Seconds, micros, monotonic
 from millpond.errors import InvalidOption, StoreBusy
-from millpond.message import Claim, Draft, Message, Published, Receipt, check_name, draft
+from millpond.message import Claim, Draft, Message, Published, Receipt, check_id, check_name, draft
 from millpond.outcome import MAX_CRASHES, Ack, Outcome, Reject
 from millpond.transport import DEFAULT_LEASE, Capability
 from millpond.transports.database import claim as claiming
@@ -133,13 +133,10 @@ class DatabaseStore(Operations):
         self._fresh.difference_update(names)
         while True:
             stamp = Stamp(secrets.randbits(62), self._worker, lease_us, self._now())
-            if ids is not None:
-                claims = await self._claim_ids(names, ids, limit, stamp)
-            else:
-                claims = await self._claim(names, limit, stamp, suspects)
-                if len(claims) < limit and await self._reap_if_due():
-                    more = Stamp(secrets.randbits(62), self._worker, lease_us, self._now())
-                    claims += await self._claim(names, limit - len(claims), more, suspects and not claims)
+            claims = await self._take(names, limit, stamp, ids, suspects)
+            if len(claims) < limit and await self._reap_if_due():
+                more = Stamp(secrets.randbits(62), self._worker, lease_us, self._now())
+                claims += await self._take(names, limit - len(claims), more, ids, suspects and not claims)
             runnable, refused = [], []
             for claim in claims:
                 reject = outcomes_.refuse_to_run(claim, max_crashes=max_crashes, max_deliveries=max_deliveries)
@@ -148,6 +145,13 @@ class DatabaseStore(Operations):
                 await self.settle(refused)
             if runnable or not refused:
                 return runnable
+
+    async def _take(
+        self, names: list[str], limit: int, stamp: Stamp, ids: Sequence[UUID] | None, suspects: bool
+    ) -> list[Claim]:
+        if ids is not None:
+            return await self._claim_ids(names, ids, limit, stamp)
+        return await self._claim(names, limit, stamp, suspects)
 
     async def _claim(self, names: list[str], limit: int, stamp: Stamp, suspects: bool) -> list[Claim]:
         """From several queues: each in turn goes first and has its share; what one leaves goes to the next."""
@@ -178,7 +182,7 @@ class DatabaseStore(Operations):
         )
 
     async def _claim_ids(self, names: list[str], ids: Sequence[UUID], limit: int, stamp: Stamp) -> list[Claim]:
-        keys = [self.dialect.id_in(id_) for id_ in ids]
+        keys = [self.dialect.id_in(check_id(id_)) for id_ in ids]
         return await self._run_claim(lambda: claiming.claim_ids(self.dialect, names, keys, limit, stamp), stamp)
 
     async def _run_claim(self, steps: Callable[[], Steps[list[Claim]]], stamp: Stamp) -> list[Claim]:
