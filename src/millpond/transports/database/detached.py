@@ -25,8 +25,10 @@ class _NoEngine:
     async def run(self, steps: Callable[[], Steps[T]], mode: Mode = Mode.WRITE) -> T:
         raise Unsupported("this store has no connection of its own: give it yours with within=, or connect(url)")
 
-    async def hold(self) -> Session:
+    async def hold(self, worker: int) -> Session:
         raise Unsupported("this store has no connection of its own: connect(url)")
+
+    async def discard(self, worker: int) -> None: ...
 
     async def close(self) -> None: ...
 

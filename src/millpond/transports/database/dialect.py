@@ -80,10 +80,12 @@ class Dialect(ABC):
         self.schema = schema
         self.prefix = prefix
         self._statements: dict[str, Statement] = {}
+        database = f"'{schema}'" if schema else "database()"
         self._words = {
-            **{word: text.replace("{prefix}", prefix) for word, text in self.words.items()},
+            **{w: text.replace("{prefix}", prefix).replace("{database}", database) for w, text in self.words.items()},
             **{table: self.qualified(self.table(table)) for table in self.TABLES},
             "archive_default": self.qualified(f"{self.table('archive')}_default"),
+            "database": database,
             "prefix": prefix,
             "schema_dot": self.quote(schema) + "." if schema else "",
         }

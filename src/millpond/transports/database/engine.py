@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from millpond.transports.database.dialect import Dialect
 from millpond.transports.database.statement import Steps
@@ -32,15 +32,19 @@ class Engine(Protocol):
     async def run(self, steps: Callable[[], Steps[T]], mode: Mode = Mode.WRITE) -> T:
         """Run the steps on one connection."""
 
-    async def hold(self) -> Session:
-        """A connection for one user alone, until it is closed."""
+    async def hold(self, worker: int) -> Session:
+        """A session for one worker alone, that can hold its lock."""
+
+    async def discard(self, worker: int) -> None:
+        """Remove what the lock of a worker that is no more may have left behind."""
 
     async def close(self) -> None: ...
 
 
 class Session(Protocol):
-    """A connection held for its session state: a lock, or notifications."""
+    """What a worker holds as long as it lives; its lock ends with it, whatever the reason."""
 
-    async def query(self, text: str, **params: Any) -> Any: ...
+    async def run(self, steps: Callable[[], Steps[T]]) -> T:
+        """Run the steps here, in one transaction."""
 
     async def close(self) -> None: ...

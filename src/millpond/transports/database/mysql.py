@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import asyncmy
@@ -71,6 +71,11 @@ class MysqlDialect(Dialect):
         "lock": "FOR UPDATE",
         # Not INSERT IGNORE, which hides other errors too.
         "or_skip": "ON DUPLICATE KEY UPDATE id = id",
+        "or_beat": "ON DUPLICATE KEY UPDATE beat_at = VALUES(beat_at), by_lock = VALUES(by_lock)",
+        "session": "connection_id()",
+        # Such locks are the whole server's, so that the database's name is in theirs, of 64 characters at most.
+        "take_lock": "GET_LOCK(concat(left({database}, 40), '.', :worker), 0)",
+        "lock_held": "IS_USED_LOCK(concat(left({database}, 40), '.', w.id)) IS NOT NULL",
         "claim_index": "FORCE INDEX ({prefix}message_claim)",
         "lease_index": "FORCE INDEX ({prefix}message_lease)",
         # Spelled out: a comparison of rows, (due_at, id) >= (…), finds no place in an index here.
@@ -96,12 +101,12 @@ class MysqlDialect(Dialect):
 
     def lock_migrations(self) -> Steps[None]:
         # By name and database, since such locks are the whole server's.
-        rows = yield Query(self.sql("SELECT GET_LOCK(concat(database(), '.{prefix}migrate'), 60)"), {})
+        rows = yield Query(self.sql("SELECT GET_LOCK(concat(left({database}, 24), '.{prefix}migrate'), 60)"), {})
         if rows[0][0] != 1:
             raise StoreBusy("another process has been migrating this database for a minute; run it again later")
 
     def unlock_migrations(self) -> Steps[None]:
-        yield Query(self.sql("SELECT RELEASE_LOCK(concat(database(), '.{prefix}migrate'))"), {})
+        yield Query(self.sql("SELECT RELEASE_LOCK(concat(left({database}, 24), '.{prefix}migrate'))"), {})
 
     def usable(self, error: BaseException) -> bool:
         """Whether a connection that raised this may be used again."""
@@ -153,26 +158,55 @@ _LOST = {
 class MysqlEngine:
     """A pool of asyncmy connections."""
 
-    def __init__(self, dialect: MysqlDialect, pool: Pool) -> None:
+    def __init__(self, dialect: MysqlDialect, pool: Pool, connect: Callable[[], Awaitable[Any]]) -> None:
         self.dialect = dialect
         self._pool = pool
+        self._connect = connect
 
     async def run(self, steps: Callable[[], Steps[T]], mode: Mode = Mode.WRITE) -> T:
         async with self._pool.connection() as connection:
             if mode is Mode.READ:
                 return await drive_async(steps(), executor(connection))
-            await connection.begin()
-            try:
-                result = await drive_async(steps(), executor(connection))
-            except Exception as e:
-                if self.dialect.trouble(e) is not Trouble.LOST:
-                    await connection.rollback()
-                raise
-            await connection.commit()
-            return result
+            return await self._transaction(connection, steps)
+
+    async def _transaction(self, connection: Any, steps: Callable[[], Steps[T]]) -> T:
+        await connection.begin()
+        try:
+            result = await drive_async(steps(), executor(connection))
+        except Exception as e:
+            if self.dialect.trouble(e) is not Trouble.LOST:
+                await connection.rollback()
+            raise
+        await connection.commit()
+        return result
+
+    async def hold(self, worker: int) -> MysqlSession:
+        connection = await self._connect()
+        async with connection.cursor() as cursor:
+            # A power cut closes no connection: a session that is silent for so long is over.
+            await cursor.execute("SET wait_timeout = 60")
+        return MysqlSession(connection, self._transaction)
+
+    async def discard(self, worker: int) -> None:
+        """The server frees a lock with its session and keeps nothing of it."""
 
     async def close(self) -> None:
         await self._pool.close()
+
+
+class MysqlSession:
+    """A connection beside the pool, so that a small pool is not used up by it."""
+
+    def __init__(self, connection: Any, transaction: Callable[..., Awaitable[Any]]) -> None:
+        self._connection = connection
+        self._transaction = transaction
+
+    async def run(self, steps: Callable[[], Steps[T]]) -> T:
+        result: T = await self._transaction(self._connection, steps)
+        return result
+
+    async def close(self) -> None:
+        await _close(self._connection)
 
 
 def executor(connection: Any) -> Callable[[Step], Any]:
@@ -205,8 +239,12 @@ async def connect(url: Url, **given: Any) -> DatabaseStore:
     if not url.host or not database or "/" in database:
         raise InvalidURL(f"{url} names no database: write {url.scheme}://user:password@host:3306/database")
     words = dialect(options)
-    pool = Pool(lambda: _connect(url, database, options), _close, options.pool_size, words.usable)
-    return await open_store(MysqlEngine(words, pool), options, url)
+
+    def connection() -> Awaitable[Any]:
+        return _connect(url, database, options)
+
+    pool = Pool(connection, _close, options.pool_size, words.usable)
+    return await open_store(MysqlEngine(words, pool, connection), options, url)
 
 
 async def _connect(url: Url, database: str, options: StoreOptions) -> Any:

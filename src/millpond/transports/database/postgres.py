@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -118,6 +118,13 @@ class PostgresDialect(Dialect):
         "locked": "FOR UPDATE SKIP LOCKED",
         "lock": "FOR UPDATE",
         "or_skip": "ON CONFLICT DO NOTHING",
+        "or_beat": "ON CONFLICT (id) DO UPDATE SET beat_at = excluded.beat_at, by_lock = excluded.by_lock",
+        "session": "pg_backend_pid()",
+        "take_lock": "pg_try_advisory_lock(:worker::bigint)",
+        # Looked at, not tried: a lock that was taken for a moment would be missing to its worker.
+        "lock_held": "EXISTS (SELECT 1 FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 "
+        "AND l.database = (SELECT b.oid FROM pg_database b WHERE b.datname = current_database()) "
+        "AND (l.classid::bigint << 32 | l.objid::bigint) = w.id)",
         "claim_index": "",
         "lease_index": "",
         "above_floor": "AND (m.due_at, m.id) >= (g.floor_due, g.floor_id)",
@@ -179,9 +186,18 @@ _LOST = {"57P01", "57P02", "57P03", "53300", "25006"}
 class PostgresEngine:
     """A pool of asyncpg connections."""
 
-    def __init__(self, dialect: PostgresDialect, pool: Any, *, pooler: bool, settings: dict[str, str]) -> None:
+    def __init__(
+        self,
+        dialect: PostgresDialect,
+        pool: Any,
+        connect: Callable[[], Awaitable[Any]] | None,
+        *,
+        pooler: bool,
+        settings: dict[str, str],
+    ) -> None:
         self.dialect = dialect
         self._pool = pool
+        self._connect = connect
         # A transaction pooler may hand each transaction to another session: settings and prepared
         # statements live no longer than one.
         self._pooler = pooler
@@ -197,8 +213,34 @@ class PostgresEngine:
                     await connection.execute(self._settings)
                 return await drive_async(steps(), execute)
 
+    async def hold(self, worker: int) -> PostgresSession:
+        if self._connect is None:
+            return PostgresSession(await self._pool.acquire(), self._pool)
+        return PostgresSession(await self._connect())
+
+    async def discard(self, worker: int) -> None:
+        """The server frees a lock with its session and keeps nothing of it."""
+
     async def close(self) -> None:
         await self._pool.close()
+
+
+class PostgresSession:
+    """A connection beside the pool, so that a small pool is not used up by it; or one of the caller's pool."""
+
+    def __init__(self, connection: Any, pool: Any = None) -> None:
+        self._connection = connection
+        self._pool = pool
+
+    async def run(self, steps: Callable[[], Steps[T]]) -> T:
+        # One transaction: what a pooler answers then comes from one session.
+        async with self._connection.transaction():
+            return await drive_async(steps(), _executor(self._connection))
+
+    async def close(self) -> None:
+        self._connection.terminate()
+        if self._pool is not None:
+            await self._pool.release(self._connection)
 
 
 def _executor(connection: Any) -> Callable[[Step], Any]:
@@ -233,23 +275,40 @@ async def connect(url: Url, **given: Any) -> DatabaseStore:
         "plan_cache_mode": "force_generic_plan",
         "enable_seqscan": "off",
     }
-    pool = options.pool
-    if pool is None:
+    if options.pool is not None:
+        engine = PostgresEngine(words, options.pool, None, pooler=options.pooler, settings=settings)
+    else:
         pool = await _pool(url, options, settings)
-    engine = PostgresEngine(words, pool, pooler=options.pooler, settings=settings)
+        engine = PostgresEngine(words, pool, _alone(url, options), pooler=options.pooler, settings=settings)
     return await open_store(engine, options, url)
 
 
+def _login(url: Url, options: StoreOptions) -> dict[str, Any]:
+    return {
+        "dsn": url.raw.replace("postgres://", "postgresql://", 1) if url.scheme == "postgres" else url.raw,
+        "timeout": 10,
+        "ssl": ssl.create_default_context() if options.tls is True else options.tls,
+    }
+
+
+def _alone(url: Url, options: StoreOptions) -> Callable[[], Awaitable[Any]]:
+    """Connections beside the pool, for sessions that are held."""
+    # The server asks a silent host whether it is still there: a power cut closes no connection.
+    alive = {"tcp_keepalives_idle": "5", "tcp_keepalives_interval": "2", "tcp_keepalives_count": "3"}
+    settings = {"application_name": "millpond"} | ({} if options.pooler else alive)
+
+    async def connect() -> Any:
+        return await asyncpg.connect(**_login(url, options), server_settings=settings, statement_cache_size=0)
+
+    return connect
+
+
 async def _pool(url: Url, options: StoreOptions, settings: dict[str, str]) -> Any:
-    dsn = url.raw.replace("postgres://", "postgresql://", 1) if url.scheme == "postgres" else url.raw
-    tls = ssl.create_default_context() if options.tls is True else options.tls
     return await asyncpg.create_pool(
-        dsn,
+        **_login(url, options),
         min_size=0,
         max_size=options.pool_size,
         command_timeout=micros(options.call_timeout, "call_timeout") / SECOND,
-        timeout=10,
-        ssl=tls,
         # Poolers pass no settings on, and forget statements between transactions.
         server_settings={"application_name": "millpond"} | ({} if options.pooler else settings),
         statement_cache_size=0 if options.pooler else 256,

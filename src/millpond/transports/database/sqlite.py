@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import logging
 import os
 import sqlite3
@@ -43,6 +45,11 @@ class SqliteDialect(Dialect):
         "locked": "",
         "lock": "",
         "or_skip": "ON CONFLICT DO NOTHING",
+        "or_beat": "ON CONFLICT (id) DO UPDATE SET beat_at = excluded.beat_at, by_lock = excluded.by_lock",
+        # The lock is a file's, and its session has it from the beginning.
+        "session": "0",
+        "take_lock": "1",
+        "lock_held": "millpond_lock_held(w.id)",
         "claim_index": "INDEXED BY {prefix}message_claim",
         "lease_index": "INDEXED BY {prefix}message_lease",
         # Dead rows leave an index at once, so that there is nothing to step over.
@@ -71,8 +78,9 @@ class SqliteEngine:
     def __init__(self, dialect: SqliteDialect, path: str, *, busy_timeout: float) -> None:
         self.dialect = dialect
         self.path = path
-        self._writer = _Thread(path, busy_timeout, "millpond-sqlite-writer")
-        self._reader = _Thread(path, busy_timeout, "millpond-sqlite-reader")
+        self._writer = _Thread(self._open, "millpond-sqlite-writer")
+        self._reader = _Thread(self._open, "millpond-sqlite-reader")
+        self._busy_timeout = busy_timeout
         _warn_of_wal_reset_bug()
 
     async def run(self, steps: Callable[[], Steps[T]], mode: Mode = Mode.WRITE) -> T:
@@ -93,17 +101,80 @@ class SqliteEngine:
 
         return await self._writer.call(transaction)
 
+    def _open(self) -> sqlite3.Connection:
+        connection = open_connection(self.path, self._busy_timeout)
+        connection.create_function("millpond_lock_held", 1, self._lock_held)
+        return connection
+
+    async def hold(self, worker: int) -> SqliteSession:
+        return SqliteSession(self, self._lock_file(worker))
+
+    async def discard(self, worker: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._lock_file(worker))
+
+    def _lock_file(self, worker: int) -> str:
+        # Beside the file itself, whatever link or folder it was opened through.
+        return f"{os.path.realpath(self.path)}-worker-{worker}"
+
+    def _lock_held(self, worker: int) -> bool:
+        try:
+            file = os.open(self._lock_file(worker), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # not ours to read: then not ours to judge
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(file)
+        return False
+
     async def close(self) -> None:
         await self._reader.close()
         await self._writer.close()
 
 
+class SqliteSession:
+    """A locked file, which the kernel unlocks with the process; beats go the way of all writes.
+
+    Not a lock on the database's own file: SQLite loses its locks there when anybody in the process closes it.
+    """
+
+    def __init__(self, engine: SqliteEngine, path: str) -> None:
+        self._engine = engine
+        self._path = path
+        self._file = self._open()
+
+    async def run(self, steps: Callable[[], Steps[T]]) -> T:
+        if not self._is_in_place():  # somebody tidied up: what nobody can find locks nothing
+            await self.close()
+            self._file = self._open()
+        return await self._engine.run(steps)
+
+    async def close(self) -> None:
+        os.close(self._file)
+
+    def _open(self) -> int:
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        # Others may hold it for the moment that a look takes.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return file
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._file))
+        except FileNotFoundError:
+            return False
+
+
 class _Thread:
     """One connection and the only thread that uses it."""
 
-    def __init__(self, path: str, busy_timeout: float, name: str) -> None:
-        self._path = path
-        self._busy_timeout = busy_timeout
+    def __init__(self, open_: Callable[[], sqlite3.Connection], name: str) -> None:
+        self._open = open_
         self._executor = ThreadPoolExecutor(1, name)
         self._connection: sqlite3.Connection | None = None
 
@@ -112,7 +183,7 @@ class _Thread:
 
     def _work(self, work: Callable[[sqlite3.Connection], T]) -> T:
         if self._connection is None:
-            self._connection = open_connection(self._path, self._busy_timeout)
+            self._connection = self._open()
         return work(self._connection)
 
     async def close(self) -> None:

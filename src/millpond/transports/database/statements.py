@@ -142,9 +142,12 @@ SELECT id FROM {message} {lease_index} WHERE state = 'PROCESSING' AND lease_unti
 ORDER BY lease_until LIMIT :limit {locked}
 """
 
+# What one worker holds: `lease_until >= 0` confines it to the claimed. Read first, then locked by id.
 HELD_BY = """
-SELECT id FROM {message} WHERE state = 'PROCESSING' AND worker = :worker LIMIT :limit {locked}
+SELECT id FROM {message} {lease_index} WHERE state = 'PROCESSING' AND lease_until >= 0 AND worker = :worker
+LIMIT :limit
 """
+LOCK_HELD_BY = "SELECT id FROM {message} WHERE id {ids} AND state = 'PROCESSING' AND worker = :worker {locked}"
 
 RELEASE = f"""
 UPDATE {{message}} SET state = 'PENDING', token = NULL, worker = NULL, lease_until = NULL,

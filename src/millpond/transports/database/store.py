@@ -11,10 +11,10 @@ from uuid import UUID
 
 from millpond import outcome as outcomes_
 from millpond.clock import SECOND, Seconds, micros, monotonic
-from millpond.errors import InvalidOption, StoreBusy
+from millpond.errors import InvalidOption, StoreBusy, StoreUnavailable
 from millpond.message import Claim, Draft, Message, Published, Receipt, check_id, check_name, draft
 from millpond.outcome import MAX_CRASHES, Ack, Outcome, Reject
-from millpond.transport import DEFAULT_LEASE, Capability
+from millpond.transport import DEFAULT_LEASE, Capability, Presence
 from millpond.transports.database import claim as claiming
 from millpond.transports.database import outbox
 from millpond.transports.database import publish as publishing
@@ -24,6 +24,7 @@ from millpond.transports.database.engine import Engine, Mode
 from millpond.transports.database.migrate import Migration
 from millpond.transports.database.operations import Operations
 from millpond.transports.database.options import StoreOptions
+from millpond.transports.database.presence import WorkerPresence, reap_dead
 from millpond.transports.database.statement import Steps
 from millpond.transports.url import Url
 
@@ -60,7 +61,7 @@ class DatabaseStore(Operations):
         self._lanes: dict[str, Lanes] = {}
         self._turn = 0
         self._reaped_at = -_REAP_EVERY
-        self._worker: int | None = None
+        self._presence: WorkerPresence | None = None
         self._fresh: set[str] = set()
         self._waiting: set[asyncio.Event] = set()
 
@@ -132,10 +133,10 @@ class DatabaseStore(Operations):
             return []
         self._fresh.difference_update(names)
         while True:
-            stamp = Stamp(secrets.randbits(62), self._worker, lease_us, self._now())
+            stamp = Stamp(secrets.randbits(62), self._mark(), lease_us, self._now())
             claims = await self._take(names, limit, stamp, ids, suspects)
             if len(claims) < limit and await self._reap_if_due():
-                more = Stamp(secrets.randbits(62), self._worker, lease_us, self._now())
+                more = Stamp(secrets.randbits(62), self._mark(), lease_us, self._now())
                 claims += await self._take(names, limit - len(claims), more, ids, suspects and not claims)
             runnable, refused = [], []
             for claim in claims:
@@ -248,15 +249,44 @@ class DatabaseStore(Operations):
 
     # --- reap, wait, close --------------------------------------------------------------------------
 
-    async def reap(self) -> int:
-        """Give back what lapsed leases hold; returns how many."""
+    async def join(self, name: str | None = None) -> Presence:
+        """Become a worker: from now on claims carry its mark, and others notice its death."""
         self._check_open()
+        if self._presence is None or self._presence.left:
+            presence = WorkerPresence(
+                self._engine, name, by_lock=not self._options.pooler, now=self._now, meaning=self.meaning
+            )
+            give_up_at = monotonic() + self._reconnect_for
+            try:
+                while not await presence.beat():
+                    if monotonic() > give_up_at:
+                        raise StoreUnavailable(f"no sign of life gets through to {self.url}; join again")
+                    await asyncio.sleep(_LOOK_AGAIN)
+            except BaseException:
+                await presence.leave()
+                raise
+            self._presence = presence
+        return self._presence
+
+    def _mark(self) -> int | None:
+        return None if self._presence is None else self._presence.mark
+
+    async def reap(self) -> int:
+        """Give back what lapsed leases and, once this store has joined, dead workers hold; returns how many."""
+        self._check_open()
+        total = await self._reap_lapsed()
+        if self._presence is not None:
+            total += await reap_dead(self._engine, self._presence, self._run, self._now)
+        if total:
+            self._drop_floors()
+            self._wake()
+        return total
+
+    async def _reap_lapsed(self) -> int:
         total = 0
         while True:
             count = await self._run(lambda again: claiming.reap_lapsed(self.dialect, self._now()), Mode.WRITE)
             total += count
-            if count:
-                self._drop_floors()
             if count < claiming.REAP_BATCH:
                 return total
 
@@ -265,7 +295,10 @@ class DatabaseStore(Operations):
         if monotonic() - self._reaped_at < _REAP_EVERY and self._options.clock.now() is None:
             return False
         self._reaped_at = monotonic()
-        return await self.reap() > 0
+        if not await self._reap_lapsed():
+            return False
+        self._drop_floors()
+        return True
 
     async def wait(self, queues: Sequence[str], timeout: Seconds) -> None:
         self._check_open()
@@ -295,6 +328,8 @@ class DatabaseStore(Operations):
         if not self._closed:
             self._closed = True
             self._wake()
+            if self._presence is not None:
+                await self._presence.leave()
             await self._engine.close()
 
     # --- inside -------------------------------------------------------------------------------------
