@@ -17,7 +17,7 @@ import msgspec
 from millpond import clock
 from millpond.clock import Seconds
 from millpond.message import Claim, Message, Published, Receipt, State
-from millpond.outcome import MAX_CRASHES, Outcome
+from millpond.outcome import MAX_CRASHES, SUSPECT, Outcome
 
 DEFAULT_LEASE = 30.0
 
@@ -78,6 +78,21 @@ class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             return None if us is None else clock.as_datetime(us)
         raise AttributeError(name)
 
+    @property
+    def suspect(self) -> bool:
+        """So many deliveries came to no result that the message is claimed alone."""
+        return self.deliveries - self.attempts - (self.state is State.PROCESSING) >= SUSPECT
+
+    @property
+    def position(self) -> tuple[Any, ...]:
+        """Where the row stands in `browse`, or in `archived`: what `after` takes. Plain values, for any face.
+
+        Live messages stand in the order of claims, queue by queue; archived ones newest first.
+        """
+        if self.archived_us is not None:
+            return (self.archived_us, self.id)
+        return (self.queue, self.suspect, self.priority, self.due_us, self.id)
+
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     """How many messages of a queue are in each state."""
@@ -88,7 +103,10 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     """The archive's counts stopped at the counting limit; ask for exact ones to have the rest."""
     paused: bool = False
     oldest_due_us: int | None = None
-    """When the longest waiting message fell due."""
+    """When the longest waiting message fell due; None while nothing is due."""
+    keep_completed_us: int | None = None
+    keep_failed_us: int | None = None
+    """How long the archive keeps them; None: for ever."""
 
 
 class Transport(Protocol):
@@ -141,7 +159,10 @@ class Store(Transport, Protocol):
         """`settle` on the caller's synchronous connection; needs no event loop."""
 
     async def count(self, queues: Sequence[str] | None = None, *, exact: bool = False) -> list[QueueStats]:
-        """Messages per queue and state; archive counts stop at a million unless `exact`."""
+        """Messages per queue and state, all five of them; archive counts stop at a million unless `exact`.
+
+        Without `queues` every queue that has messages or settings, by name; with, each of those, in that order.
+        """
 
     async def browse(
         self,
@@ -150,21 +171,25 @@ class Store(Transport, Protocol):
         states: Sequence[State] | None = None,
         key: str | None = None,
         limit: int = 100,
-        after: UUID | None = None,
+        after: Sequence[Any] | None = None,
     ) -> list[Row]:
-        """Live messages by id; `after` is the last id of the page before."""
+        """Live messages in the order of claims, queue by queue; `after` is the `position` of the last row seen."""
 
     async def archived(
         self,
         queue: str | None = None,
         *,
         states: Sequence[State] | None = None,
+        key: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int = 100,
-        after: tuple[int, UUID] | None = None,
+        after: Sequence[Any] | None = None,
     ) -> list[Row]:
-        """Archived messages, newest first; `after` is (archived_us, id) of the last row of the page before."""
+        """Archived messages, newest first; `after` is the `position` of the last row seen.
+
+        `since` is the first moment that counts, `until` the first that no longer does.
+        """
 
     async def find(self, ids: Sequence[UUID]) -> list[Row]:
         """These messages, wherever they are: live first, then archived."""
@@ -178,7 +203,10 @@ class Store(Transport, Protocol):
         delay: Seconds | None = None,
         attempts: int | None = None,
     ) -> list[UUID]:
-        """Change waiting messages; returns the ids that were changed (not those being processed)."""
+        """Change waiting messages; returns the ids that were changed (not those being processed).
+
+        `attempts` sets the deliveries to the same number: the message is no longer suspect.
+        """
 
     async def cancel(self, ids: Sequence[UUID], *, reason: str = "cancelled") -> list[UUID]:
         """FAIL waiting messages without running them; returns the ids that were."""
