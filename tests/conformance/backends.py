@@ -1,0 +1,110 @@
+"""Every transport that the suite runs over. A new one enters here, and nowhere else.
+
+A backend is emptied before each test and connected to with the test's clock. What a transport cannot do is said
+by its capabilities; a test that needs one says so with `requires`, and is skipped by that only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import uuid4
+
+import pytest
+
+import millpond
+from millpond import Capability, Store
+
+TABLES_WITH_ROWS = """
+SELECT table_name FROM information_schema.tables
+WHERE table_schema = %s AND table_type = 'BASE TABLE' AND table_name NOT LIKE '%%migration'
+"""
+
+
+def requires(capability: Capability) -> pytest.MarkDecorator:
+    """Run this test only over transports with the capability."""
+    return pytest.mark.requires(capability)
+
+
+class Backend(Protocol):
+    def empty(self) -> None:
+        """Forget every message."""
+
+    async def connect(self, **options: Any) -> Store:
+        """A handle; several handles between two `empty` share their messages."""
+
+
+class Memory:
+    def empty(self) -> None:
+        self._url = f"memory://{uuid4().hex}"
+
+    async def connect(self, **options: Any) -> Store:
+        return await millpond.connect(self._url, **options)  # type: ignore[return-value]
+
+
+class Sqlite:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def empty(self) -> None:
+        for file in self._folder.iterdir():
+            file.unlink()
+        self._url = f"sqlite:///{self._folder / uuid4().hex}.db"
+
+    async def connect(self, **options: Any) -> Store:
+        return await millpond.connect(self._url, **options)  # type: ignore[return-value]
+
+
+class Server:
+    """One database for all tests, migrated once; its rows go before each test."""
+
+    def __init__(self, url: str, admin: Any, schema: str, quote: str) -> None:
+        self._url = url
+        self._admin = admin
+        self._schema = schema
+        self._quote = quote
+
+    def empty(self) -> None:
+        with self._admin.cursor() as cursor:
+            cursor.execute(TABLES_WITH_ROWS, (self._schema,))
+            for (table,) in cursor.fetchall():
+                cursor.execute(f"DELETE FROM {self._quote}{table}{self._quote}")
+        self._admin.commit()
+
+    async def connect(self, **options: Any) -> Store:
+        return await millpond.connect(self._url, migrate=True, **options)  # type: ignore[return-value]
+
+
+def memory(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    yield Memory()
+
+
+def sqlite(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    yield Sqlite(request.getfixturevalue("tmp_path_factory").mktemp("conformance"))
+
+
+def postgresql(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    server = request.getfixturevalue("postgres_server")
+    name = f"conformance_{uuid4().hex[:8]}"
+    url = server.create_database(name)
+    with server.connect(name) as admin:
+        yield Server(url, admin, "public", '"')
+    server.drop_database(name)
+
+
+def mariadb(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    server = request.getfixturevalue("mariadb_server")
+    name = f"conformance_{uuid4().hex[:8]}"
+    url = server.create_database(name)
+    with server.connect(name) as admin:
+        yield Server(url, admin, name, "`")
+    server.drop_database(name)
+
+
+BACKENDS: dict[str, Callable[[pytest.FixtureRequest], Iterator[Backend]]] = {
+    "memory": memory,
+    "sqlite": sqlite,
+    "postgresql": postgresql,
+    "mariadb": mariadb,
+}

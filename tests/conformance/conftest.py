@@ -1,0 +1,51 @@
+"""The fixtures of the suite: a clock that stands still, and every transport in turn."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import pytest
+
+from millpond import ManualClock, Store
+from tests.conformance.backends import BACKENDS, Backend
+
+Connect = Callable[..., Awaitable[Store]]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "requires(capability): runs only over transports that have it")
+
+
+@pytest.fixture(scope="session", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    yield from BACKENDS[request.param](request)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def connect(backend: Backend, clock: ManualClock) -> AsyncIterator[Connect]:
+    """Handles that share their messages; all are closed after the test."""
+    backend.empty()
+    opened = []
+
+    async def connect(**options: object) -> Store:
+        opened.append(await backend.connect(**{"clock": clock, **options}))
+        return opened[-1]
+
+    yield connect
+    for transport in opened:
+        await transport.close()
+
+
+@pytest.fixture
+async def transport(connect: Connect, request: pytest.FixtureRequest) -> Store:
+    transport = await connect()
+    for mark in request.node.iter_markers("requires"):
+        (capability,) = mark.args
+        if capability not in transport.capabilities:
+            pytest.skip(f"lacks {capability}")
+    return transport
