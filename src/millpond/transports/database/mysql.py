@@ -78,6 +78,12 @@ class MysqlDialect(Dialect):
         "lock_held": "IS_USED_LOCK(concat(left({database}, 40), '.', w.id)) IS NOT NULL",
         "claim_index": "FORCE INDEX ({prefix}message_claim)",
         "lease_index": "FORCE INDEX ({prefix}message_lease)",
+        "held": "m.ready IS NULL",
+        "held_index": "FORCE INDEX ({prefix}message_claim)",
+        "archive_index": "FORCE INDEX ({prefix}message_archive_queue)",
+        "or_update": "ON DUPLICATE KEY UPDATE",
+        "names": "JSON_TABLE(:names, '$[*]' COLUMNS (name VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin "
+        "PATH '$')) AS n",
         # Spelled out: a comparison of rows, (due_at, id) >= (…), finds no place in an index here.
         "from_floor": "AND m.due_at >= :floor_due AND (m.due_at > :floor_due OR m.id >= :floor_id)",
     }

@@ -127,6 +127,11 @@ class PostgresDialect(Dialect):
         "AND (l.classid::bigint << 32 | l.objid::bigint) = w.id)",
         "claim_index": "",
         "lease_index": "",
+        "held": "m.state = 'PROCESSING'",
+        "held_index": "",
+        "archive_index": "",
+        "or_update": "ON CONFLICT (name) DO UPDATE SET",
+        "names": "json_array_elements_text(:names::json) AS n(name)",
         "above_floor": "AND (m.due_at, m.id) >= (g.floor_due, g.floor_id)",
         "from_floor": "AND (m.due_at, m.id) >= (:floor_due::bigint, :floor_id::uuid)",
         "gaps": "unnest(:lows::smallint[], :highs::smallint[], :floor_dues::bigint[], :floor_ids::uuid[]) "

@@ -52,6 +52,11 @@ class SqliteDialect(Dialect):
         "lock_held": "millpond_lock_held(w.id)",
         "claim_index": "INDEXED BY {prefix}message_claim",
         "lease_index": "INDEXED BY {prefix}message_lease",
+        "held": "m.state = 'PROCESSING'",
+        "held_index": "INDEXED BY {prefix}message_lease",
+        "archive_index": "INDEXED BY {prefix}message_archive_queue",
+        "or_update": "ON CONFLICT (name) DO UPDATE SET",
+        "names": "(SELECT value AS name FROM json_each(:names)) AS n",
         # Dead rows leave an index at once, so that there is nothing to step over.
         "above_floor": "",
         "from_floor": "",
