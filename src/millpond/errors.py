@@ -78,7 +78,7 @@ class Closed(MillpondError):
 
 
 class WrongConnection(MillpondError, TypeError):
-    """`within=` was given something that is not a connection to this store's kind of database."""
+    """`within=` was given something that cannot carry this store's writes in a transaction of the caller's."""
 
 
 class LeaseLost(MillpondError):

@@ -64,7 +64,9 @@ class Statement:
                 return f"${numbers[name]}"
             return ", ".join([style.value] * len(params[name])) if star else style.value
 
-        return _PARAMETER.sub(placeholder, self.text)
+        # Where % marks a parameter, one that marks none is written twice.
+        text = self.text.replace("%", "%%") if style is Style.FORMAT else self.text
+        return _PARAMETER.sub(placeholder, text)
 
     def __repr__(self) -> str:
         return f"Statement({self.text!r})"
