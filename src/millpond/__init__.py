@@ -4,6 +4,7 @@ from millpond.clock import ManualClock
 from millpond.errors import LeaseLost, MillpondError, StoreBusy, StoreUnavailable, Unsupported
 from millpond.message import Claim, Message, Published, Receipt, State, id_from
 from millpond.outcome import Ack, AckPolicy, GiveBack, Nack, NackMessage, Outcome, Reject, RejectMessage
+from millpond.pond import Millpond
 from millpond.retry import Retry
 from millpond.transport import Capability, QueueStats, Row, Store, Transport
 from millpond.transports import connect
@@ -17,6 +18,7 @@ __all__ = [
     "LeaseLost",
     "ManualClock",
     "Message",
+    "Millpond",
     "MillpondError",
     "Nack",
     "NackMessage",

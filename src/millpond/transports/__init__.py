@@ -31,6 +31,16 @@ async def connect(url: str, **options: Any) -> Transport:
     return transport
 
 
+def check(url: str, **options: Any) -> None:
+    """Say what is wrong with a URL or an option, without connecting."""
+    if is_database(url):
+        _database(url, options)
+
+
+def is_database(url: str) -> bool:
+    return hasattr(_backend(Url(url)), "dialect")
+
+
 def detached(url: str, **options: Any) -> Store:
     """A store that never connects: for `publish_sync` and `settle_sync` on the caller's own connection."""
     parsed, dialect, checked = _database(url, options)

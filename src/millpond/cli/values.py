@@ -1,0 +1,64 @@
+"""What people type, as values: durations, moments, headers, ids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from millpond.errors import InvalidMessage, InvalidTime
+from millpond.message import check_id
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)?")
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+
+def duration(text: str | None, option: str) -> timedelta | None:
+    """
+    >>> duration("1.5h", "--delay")
+    datetime.timedelta(seconds=5400)
+    """
+    if text is None:
+        return None
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise InvalidTime(f"{option} {text!r} is no duration; write it as 30s, 15m, 12h or 7d")
+    try:
+        return timedelta(seconds=float(match[1]) * _SECONDS[match[2] or "s"])
+    except OverflowError:
+        raise InvalidTime(f"{option} {text!r} is too long; 100 years are the most") from None
+
+
+def moment(text: str | None, option: str) -> datetime | None:
+    """
+    >>> moment("2030-01-31T08:00:00Z", "--due-at").hour
+    8
+    """
+    if text is None:
+        return None
+    try:
+        value = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidTime(f"{option} {text!r} is no moment; write it as 2030-01-31T08:00:00Z") from None
+    if value.tzinfo is None:
+        raise InvalidTime(f"{option} {text!r} has no time zone; add Z for UTC, or an offset such as +02:00")
+    return value
+
+
+def duration_or_moment(text: str | None, option: str) -> timedelta | datetime | None:
+    return duration(text, option) if text is None or _DURATION.fullmatch(text.strip()) else moment(text, option)
+
+
+def headers(pairs: Sequence[str]) -> dict[str, str]:
+    result = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise InvalidMessage(f"--header {pair!r} must be written as name=value")
+        result[name] = value
+    return result
+
+
+def ids(texts: Sequence[str]) -> list[UUID]:
+    return list(dict.fromkeys(check_id(text) for text in texts))

@@ -1,0 +1,266 @@
+"""Millpond, the thin front: bodies become messages, and a URL becomes a transport when it is first needed.
+
+A transport belongs to the event loop that opened it, so a pond keeps one for each loop it is used in.
+Synchronous callers need none: within their own transaction nothing is connected at all, and without one a
+private thread does the waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+from millpond import transports
+from millpond.clock import Seconds
+from millpond.codec import CONTENT_TYPE, encode
+from millpond.errors import Closed, InvalidMessage, InvalidOption, not_supported
+from millpond.message import DEFAULT_PRIORITY, Message
+from millpond.transport import Capability, Store, Transport
+from millpond.transports.url import Url
+
+T = TypeVar("T")
+
+
+class Millpond:
+    """A queue in the database you already run.
+
+    Nothing is connected before the first call; a wrong URL or option is told at once. The options are those
+    of `millpond.connect`.
+    """
+
+    def __init__(self, url: str, **options: Any) -> None:
+        transports.check(url, **options)
+        self._url = Url(url)
+        self._options = options
+        self._opening: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Transport]] = WeakKeyDictionary()
+        self._thread: _LoopThread | None = None
+        self._guard = threading.Lock()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Millpond {self._url}>"
+
+    async def publish(
+        self,
+        queue: str,
+        body: Any,
+        *,
+        id: UUID | None = None,
+        key: str | None = None,
+        priority: int = DEFAULT_PRIORITY,
+        delay: Seconds | None = None,
+        due_at: datetime | None = None,
+        expires: Seconds | datetime | None = None,
+        headers: Mapping[str, Any] | None = None,
+        within: Any = None,
+    ) -> UUID:
+        """Publish one body (JSON values, text, bytes, a dataclass, a msgspec or pydantic model); returns its id.
+
+        `within` is a connection or session of yours: the message is there when your transaction commits.
+        """
+        message = _message(queue, body, id, key, priority, delay, due_at, expires, headers)
+        return (await self._publish([message], within))[0]
+
+    async def publish_many(
+        self,
+        queue: str,
+        bodies: Iterable[Any],
+        *,
+        ids: Sequence[UUID] | None = None,
+        key: str | None = None,
+        priority: int = DEFAULT_PRIORITY,
+        delay: Seconds | None = None,
+        due_at: datetime | None = None,
+        expires: Seconds | datetime | None = None,
+        headers: Mapping[str, Any] | None = None,
+        within: Any = None,
+    ) -> list[UUID]:
+        """Publish many bodies, all or none, in the transport's fastest way; returns their ids in order."""
+        bodies = list(bodies)
+        if ids is not None and len(ids) != len(bodies):
+            raise InvalidMessage(f"there are {len(bodies)} bodies and {len(ids)} ids; give one id for each, or none")
+        each = ids if ids is not None else [None] * len(bodies)
+        messages = [
+            _message(queue, body, id_, key, priority, delay, due_at, expires, headers)
+            for body, id_ in zip(bodies, each, strict=True)
+        ]
+        return await self._publish(messages, within)
+
+    def publish_sync(
+        self,
+        queue: str,
+        body: Any,
+        *,
+        id: UUID | None = None,
+        key: str | None = None,
+        priority: int = DEFAULT_PRIORITY,
+        delay: Seconds | None = None,
+        due_at: datetime | None = None,
+        expires: Seconds | datetime | None = None,
+        headers: Mapping[str, Any] | None = None,
+        within: Any = None,
+    ) -> UUID:
+        """`publish` for synchronous code: `within` your session or connection, or on a private thread."""
+        message = _message(queue, body, id, key, priority, delay, due_at, expires, headers)
+        if within is not None:
+            self._check_open()
+            return self._detached.publish_sync([message], within=within)[0].id
+        return self._wait_for(lambda: self._publish([message], None))[0]
+
+    @property
+    def transport(self) -> Awaitable[Transport]:
+        """The transport of this event loop, connected when it is first needed: `await pond.transport`."""
+        return self._connected()
+
+    async def close(self) -> None:
+        """Give back connections; every later call raises `Closed`."""
+        self._closed = True
+        await asyncio.to_thread(self._close_thread)
+        await self._close_here()
+
+    def close_sync(self) -> None:
+        """`close` for programs without an event loop."""
+        self._closed = True
+        self._close_thread()
+
+    async def __aenter__(self) -> Self:
+        await self._connected()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    async def _publish(self, messages: Sequence[Message], within: Any) -> list[UUID]:
+        transport = await self._connected()
+        return [published.id for published in await transport.publish(messages, within=within)]
+
+    async def _connected(self) -> Transport:
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        opening = self._opening.get(loop)
+        if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
+            opening = self._opening[loop] = loop.create_task(transports.connect(self._url.raw, **self._options))
+        # Shielded: others may be waiting for the same connection when one of them is cancelled.
+        return await asyncio.shield(opening)
+
+    @cached_property
+    def _detached(self) -> Store:
+        return transports.detached(self._url.raw, **self._options)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"the pond at {self._url} was closed; make a new one")
+
+    def _wait_for(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine to its end from synchronous code.
+
+        In the loop that has a transport already, if that runs in another thread: a handler's thread shares its
+        worker's connections. Otherwise in a thread of our own.
+        """
+        self._check_open()
+        here = _running_loop()
+        for loop in list(self._opening):
+            if loop is not here and loop.is_running():
+                return asyncio.run_coroutine_threadsafe(work(), loop).result()
+        with self._guard:
+            if self._thread is None or not self._thread.is_alive():  # a fork leaves threads behind
+                self._thread = _LoopThread()
+            thread = self._thread
+        thread.wait_for(self._check_shared())
+        return thread.wait_for(work())
+
+    async def _check_shared(self) -> None:
+        """A second transport must reach the same messages, by connections of its own."""
+        if self._options.get("pool") is not None:
+            raise InvalidOption(
+                "the pool given to this pond belongs to an event loop; call publish_sync from another thread while "
+                "that loop runs and the pond is connected in it, or give within= a connection"
+            )
+        if Capability.SHARED not in (await self._connected()).capabilities:
+            raise not_supported(
+                "publish_sync outside a thread of a connected pond (await pond.publish instead)", Capability.SHARED
+            )
+
+    def _close_thread(self) -> None:
+        with self._guard:
+            thread, self._thread = self._thread, None
+        if thread is not None and thread.is_alive():
+            thread.wait_for(self._close_here())
+            thread.end()
+
+    async def _close_here(self) -> None:
+        opening = self._opening.pop(asyncio.get_running_loop(), None)
+        if opening is not None:
+            try:
+                transport = await opening
+            except Exception:  # it was told to whoever wanted to connect
+                return
+            await transport.close()
+
+
+class _LoopThread(threading.Thread):
+    """An event loop in a thread of its own; it never keeps a program from ending."""
+
+    def __init__(self) -> None:
+        super().__init__(name="millpond-pond", daemon=True)
+        self._loop = asyncio.new_event_loop()
+        self.start()
+
+    def run(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
+
+    def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self.join()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _message(
+    queue: str,
+    body: Any,
+    id: UUID | None,
+    key: str | None,
+    priority: int,
+    delay: Seconds | None,
+    due_at: datetime | None,
+    expires: Seconds | datetime | None,
+    headers: Mapping[str, Any] | None,
+) -> Message:
+    if headers is not None and not isinstance(headers, Mapping):
+        raise InvalidMessage(f"headers must be a mapping of names to JSON values, not {type(headers).__name__}")
+    payload, content_type = encode(body)
+    headers = headers or {}
+    if content_type is not None and CONTENT_TYPE not in headers:
+        headers = {CONTENT_TYPE: content_type, **headers}
+    return Message(
+        queue=queue,
+        payload=payload,
+        id=id,
+        key=key,
+        priority=priority,
+        delay=delay,
+        due_at=due_at,
+        expires=expires,
+        headers=headers,
+    )
