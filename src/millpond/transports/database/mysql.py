@@ -58,7 +58,11 @@ class MysqlDialect(Dialect):
     name = "mysql"
     style = Style.FORMAT
     no_floor = (-1, bytes(16))
-    overrides = {sql.REQUEUE: _REQUEUE}
+    overrides = {
+        sql.REQUEUE: _REQUEUE,
+        # The server steps from queue to queue by itself; in a recursive query it would search without the index.
+        sql.ARCHIVED_QUEUES: "SELECT DISTINCT queue FROM {archive} {archive_index}",
+    }
     words = {
         # Not UNIX_TIMESTAMP: that goes through the session's time zone, where one hour a year is ambiguous.
         "now": "coalesce(:now, timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6)))",
@@ -81,6 +85,8 @@ class MysqlDialect(Dialect):
         "held": "m.ready IS NULL",
         "held_index": "FORCE INDEX ({prefix}message_claim)",
         "archive_index": "FORCE INDEX ({prefix}message_archive_queue)",
+        # Only a DELETE in this form takes an index by name.
+        "delete_a": "DELETE a FROM",
         "or_update": "ON DUPLICATE KEY UPDATE",
         "names": "JSON_TABLE(:names, '$[*]' COLUMNS (name VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin "
         "PATH '$')) AS n",

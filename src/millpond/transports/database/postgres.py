@@ -130,6 +130,7 @@ class PostgresDialect(Dialect):
         "held": "m.state = 'PROCESSING'",
         "held_index": "",
         "archive_index": "",
+        "delete_a": "DELETE FROM",
         "or_update": "ON CONFLICT (name) DO UPDATE SET",
         "names": "json_array_elements_text(:names::json) AS n(name)",
         "above_floor": "AND (m.due_at, m.id) >= (g.floor_due, g.floor_id)",

@@ -26,14 +26,14 @@ def publish(
         if draft.given:
             given.setdefault(draft.id, draft)  # of an id that stands twice in one call, the first counts
     if given:
-        unknown = yield from _unknown(d, list(given), now, dedupe_for)
+        unknown = yield from unpublished(d, list(given), now, dedupe_for)
         fresh.update((id_, draft) for id_, draft in given.items() if id_ in unknown)
     if fresh:
         yield from _insert(d, list(fresh.values()), now, own_connection)
     return set(fresh)
 
 
-def _unknown(d: Dialect, ids: Sequence[UUID], now: int | None, dedupe_for: int) -> Steps[set[UUID]]:
+def unpublished(d: Dialect, ids: Sequence[UUID], now: int | None, dedupe_for: int) -> Steps[set[UUID]]:
     """Enter ids in the dedupe table; returns those that nobody has published within the window."""
     # In one order everywhere, so that two publishers of the same ids wait for each other and never deadlock.
     keys = [d.id_in(id_) for id_ in sorted(ids)]

@@ -55,6 +55,7 @@ class SqliteDialect(Dialect):
         "held": "m.state = 'PROCESSING'",
         "held_index": "INDEXED BY {prefix}message_lease",
         "archive_index": "INDEXED BY {prefix}message_archive_queue",
+        "delete_a": "DELETE FROM",
         "or_update": "ON CONFLICT (name) DO UPDATE SET",
         "names": "(SELECT value AS name FROM json_each(:names)) AS n",
         # Dead rows leave an index at once, so that there is nothing to step over.

@@ -155,6 +155,49 @@ lane = CASE WHEN deliveries - attempts >= :suspect THEN {SUSPECT_LANE} + priorit
 WHERE id {{ids}}
 """
 
+# --- the operator's verbs -------------------------------------------------------------------------------
+
+# From queue to queue by the index, not through millions of rows.
+ARCHIVED_QUEUES = """
+WITH RECURSIVE step (name) AS (
+SELECT min(a.queue) FROM {archive} a {archive_index}
+UNION ALL
+SELECT (SELECT min(a.queue) FROM {archive} a {archive_index} WHERE a.queue > step.name) FROM step
+WHERE step.name IS NOT NULL)
+SELECT name FROM step WHERE name IS NOT NULL
+"""
+
+SETTINGS = "SELECT name, paused, keep_completed, keep_failed FROM {queue}"
+PAUSE = "INSERT INTO {queue} (name, paused) VALUES (:queue, :paused) {or_update} paused = :paused"
+RETAIN = """
+INSERT INTO {queue} (name, keep_completed, keep_failed) VALUES (:queue, :completed, :failed)
+{or_update} keep_completed = :completed, keep_failed = :failed
+"""
+
+# Waiting messages only: whoever has a message in hand decides about it.
+LOCK_WAITING = "SELECT m.id, m.queue FROM {message} m WHERE m.id {ids} AND {ready} {locked}"
+CANCELLED = "SELECT id FROM {archive} WHERE id {ids} AND state = 'FAILED' AND reason = :reason"
+
+# One purge deletes at a time, so that two neither count the same rows nor wait for each other's.
+PURGE_TURN = "SELECT version FROM {migration} WHERE version = 1 {lock}"
+PURGEABLE = """
+SELECT a.archived_at, a.id FROM {archive} a {archive_index}
+WHERE a.queue = :queue AND a.state = :state AND a.archived_at <= :until ORDER BY a.archived_at, a.id LIMIT :limit
+"""
+PURGE = """
+{delete_a} {archive} AS a {archive_index}
+WHERE a.queue = :queue AND a.state = :state AND a.archived_at <= :at AND (a.archived_at < :at OR a.id <= :id)
+"""
+EXPIRED_IDS = "SELECT id FROM {dedupe} WHERE expires_at <= {now} ORDER BY expires_at LIMIT :limit"
+
+REPLAYABLE = "SELECT id, archived_at, queue, headers FROM {archive} WHERE id {ids}"
+# The payload moves inside the server. An expiry is of the first life.
+REPLAY = """
+INSERT INTO {message} (id, queue, {key}, priority, lane, due_at, state, headers, payload, created_at)
+SELECT :new_id, :queue, a.{key}, a.priority, a.priority, {now}, 'PENDING', :headers, a.payload, {now}
+FROM {archive} a WHERE a.id = :id AND a.archived_at = :archived_at
+"""
+
 # --- wait -----------------------------------------------------------------------------------------------
 
 # How long until the next message of a lane falls due; those that are due already are the claim's business.
