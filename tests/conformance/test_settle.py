@@ -1,0 +1,283 @@
+"""Settle: outcomes, each fenced by its receipt; a stale one is reported and changes nothing."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+
+from millpond import Ack, Capability, GiveBack, ManualClock, Nack, Outcome, Receipt, Reject, State, Store
+from millpond.errors import InvalidTime
+from tests.conformance.backends import requires
+from tests.conformance.conftest import Connect
+from tests.conformance.messages import bodies, claim_one, counts, message, publish, row
+
+
+async def test_ack_empties_the_queue(transport: Store, clock: ManualClock) -> None:
+    """TSK-C3, TSK-C16"""
+    await publish(transport)
+    claim = await claim_one(transport)
+    assert await transport.settle([Ack(claim.receipt)]) == []
+    clock.advance(3600)
+    assert await transport.claim(["q"]) == []
+
+
+async def test_nack_delivers_again(transport: Store) -> None:
+    """TSK-C4, ORB-C12"""
+    await publish(transport)
+    first = await claim_one(transport)
+    assert await transport.settle([Nack(first.receipt)]) == []
+    second = await claim_one(transport)
+    assert second.receipt.id == first.receipt.id
+    assert (second.deliveries, second.attempts, second.unfinished) == (2, 1, 0)
+    assert second.redelivered
+
+
+@pytest.mark.parametrize("delay", [5, 5.0, timedelta(seconds=5)])
+async def test_nack_waits_its_delay(transport: Store, clock: ManualClock, delay: float) -> None:
+    """FS-C3, FS-D7: a nack with a delay is a nack"""
+    await publish(transport)
+    claim = await claim_one(transport)
+    clock.advance(1)
+    assert await transport.settle([Nack(claim.receipt, delay=delay)]) == []
+    clock.advance(4.999999)
+    assert await transport.claim(["q"]) == []
+    clock.advance(0.000001)
+    again = await claim_one(transport)
+    assert again.due_us == claim.claimed_us + 6_000_000
+
+
+async def test_reject_never_comes_again(transport: Store, clock: ManualClock) -> None:
+    """TSK-C17: nack(false)"""
+    await publish(transport)
+    claim = await claim_one(transport)
+    assert await transport.settle([Reject(claim.receipt, reason="bad")]) == []
+    clock.advance(86_400)
+    assert await transport.claim(["q"]) == []
+
+
+async def test_give_back_spends_no_delivery(transport: Store) -> None:
+    """FS-C8, RDS-C1: unstarted messages go back, the delivery is not counted"""
+    await publish(transport)
+    for _ in range(5):
+        claim = await claim_one(transport, max_deliveries=1)
+        assert (claim.deliveries, claim.attempts) == (1, 0)
+        assert await transport.settle([GiveBack(claim.receipt)]) == []
+
+
+async def test_give_back_keeps_the_place_in_the_queue(transport: Store, clock: ManualClock) -> None:
+    await publish(transport, b"first")
+    clock.advance(1)
+    await publish(transport, b"second")
+    claim = await claim_one(transport)
+    clock.advance(1)
+    await transport.settle([GiveBack(claim.receipt)])
+    assert await bodies(transport) == [b"first", b"second"]
+
+
+async def test_acked_of_two_only_the_other_returns(transport: Store, clock: ManualClock) -> None:
+    """VT-C23"""
+    await transport.publish([message(b"1"), message(b"2")])
+    one, two = await transport.claim(["q"], 2, lease=10)
+    assert await transport.settle([Ack(one.receipt)]) == []
+    clock.advance(10)
+    again = await claim_one(transport)
+    assert again.message.payload == b"2"
+    # (acked already, lost meanwhile): the first is still done, the second is refused
+    assert await transport.settle([Ack(one.receipt), Ack(two.receipt)]) == [two.receipt]
+
+
+async def test_one_batch_of_all_outcomes(transport: Store, clock: ManualClock) -> None:
+    await transport.publish([message(str(n).encode()) for n in range(8)])
+    c = await transport.claim(["q"], 8)
+    refused = await transport.settle(
+        [
+            Ack(c[0].receipt),
+            Nack(c[1].receipt, delay=10, error="later"),
+            Reject(c[2].receipt, reason="never"),
+            GiveBack(c[3].receipt),
+            Nack(c[4].receipt, delay=20),
+            Ack(c[5].receipt, keep=False),
+            Reject(c[6].receipt, keep=False),
+            Nack(c[7].receipt),
+        ]
+    )
+    assert refused == []
+    assert await bodies(transport) == [b"3", b"7"]
+    clock.advance(10)
+    assert await bodies(transport) == [b"1"]
+    clock.advance(10)
+    assert await bodies(transport) == [b"4"]
+
+
+async def test_nothing_to_settle_is_no_error(transport: Store) -> None:
+    assert await transport.settle([]) == []
+
+
+# --- the fence -------------------------------------------------------------------------------------------
+
+OUTCOMES = [
+    pytest.param(lambda r: Ack(r), id="ack"),
+    pytest.param(lambda r: Ack(r, keep=False), id="ack-drop"),
+    pytest.param(lambda r: Nack(r, delay=60), id="nack"),
+    pytest.param(lambda r: Reject(r), id="reject"),
+    pytest.param(lambda r: GiveBack(r), id="give-back"),
+]
+
+
+@pytest.mark.parametrize("make", OUTCOMES)
+async def test_a_zombie_is_refused_and_changes_nothing(transport: Store, clock: ManualClock, make: object) -> None:
+    """FS-D1, VT-D1, TSK-D11, TSK-C17: the late outcome of a worker that was taken for dead"""
+    await publish(transport)
+    zombie = await claim_one(transport, lease=10)
+    clock.advance(10)
+    owner = await claim_one(transport, lease=10)
+    assert await transport.settle([make(zombie.receipt)]) == [zombie.receipt]  # type: ignore[operator]
+    assert await transport.claim(["q"]) == []
+    assert await transport.extend([owner.receipt]) == []
+    assert await transport.settle([Ack(owner.receipt)]) == []
+    assert await transport.settle([make(zombie.receipt)]) == [zombie.receipt]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("make", OUTCOMES)
+async def test_a_reaped_receipt_is_stale_before_anybody_claims_again(
+    transport: Store, clock: ManualClock, make: object
+) -> None:
+    await publish(transport)
+    zombie = await claim_one(transport, lease=10)
+    clock.advance(10)
+    assert await transport.reap() == 1
+    assert await transport.settle([make(zombie.receipt)]) == [zombie.receipt]  # type: ignore[operator]
+    assert (await claim_one(transport)).deliveries == 2
+
+
+@pytest.mark.parametrize("make", OUTCOMES)
+async def test_a_lapsed_lease_alone_makes_no_receipt_stale(transport: Store, clock: ManualClock, make: object) -> None:
+    """Stale once reaped, given back or settled by another: not by lapse of time"""
+    await publish(transport)
+    claim = await claim_one(transport, lease=10)
+    clock.advance(3600)
+    assert await transport.settle([make(claim.receipt)]) == []  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        (Ack, Ack, True),
+        (Reject, Reject, True),
+        (Nack, Nack, True),
+        (GiveBack, GiveBack, True),
+        (Ack, Reject, False),
+        (Ack, Nack, False),
+        (Ack, GiveBack, False),
+        (Reject, Ack, False),
+        (Nack, Ack, False),
+        (Nack, Reject, False),
+        (Nack, GiveBack, False),
+        (GiveBack, Nack, False),
+        (GiveBack, Ack, False),
+    ],
+)
+async def test_the_same_settle_again_is_success_another_is_refused(
+    transport: Store, first: type[Outcome], second: type[Outcome], same: bool
+) -> None:
+    """FS-C19, TSK-C17: ack twice; after a lost reply of the commit the settle is simply made again"""
+    await publish(transport)
+    claim = await claim_one(transport)
+    assert await transport.settle([first(claim.receipt)]) == []
+    assert await transport.settle([second(claim.receipt)]) == ([] if same else [claim.receipt])
+    expected = {Ack: 0, Reject: 0, Nack: 1, GiveBack: 1}[first]
+    assert len(await transport.claim(["q"], 10)) == expected
+
+
+async def test_a_nack_repeated_after_the_next_claim_is_refused(transport: Store) -> None:
+    await publish(transport)
+    first = await claim_one(transport)
+    await transport.settle([Nack(first.receipt)])
+    second = await claim_one(transport)
+    assert await transport.settle([Nack(first.receipt)]) == [first.receipt]
+    assert await transport.settle([Ack(second.receipt)]) == []
+
+
+async def test_stale_and_unknown_receipts_never_fail_their_neighbours(transport: Store, clock: ManualClock) -> None:
+    await transport.publish([message(b"1"), message(b"2"), message(b"3")])
+    stale = await claim_one(transport, lease=1)
+    clock.advance(1)
+    claims = await transport.claim(["q"], 10)
+    unknown, wrong = Receipt(uuid4(), 7), Receipt(claims[0].receipt.id, claims[0].receipt.token ^ 1)
+    refused = await transport.settle(
+        [Ack(unknown), Ack(stale.receipt), Nack(wrong), *(Ack(claim.receipt) for claim in claims)]
+    )
+    assert set(refused) == {unknown, stale.receipt, wrong}
+    assert await transport.claim(["q"], 10) == []
+    clock.advance(3600)
+    assert await transport.reap() == 0
+
+
+async def test_of_two_outcomes_with_one_receipt_the_first_counts(transport: Store, clock: ManualClock) -> None:
+    """FS-C9: first call wins"""
+    await publish(transport)
+    claim = await claim_one(transport)
+    assert await transport.settle([Nack(claim.receipt), Ack(claim.receipt), Reject(claim.receipt)]) == []
+    assert (await claim_one(transport)).attempts == 1
+
+
+async def test_another_handle_may_settle(transport: Store, connect: Connect) -> None:
+    other = await connect()
+    await publish(transport)
+    claim = await claim_one(transport)
+    assert await other.settle([Nack(claim.receipt)]) == []
+    assert await transport.settle([Ack(claim.receipt)]) == [claim.receipt]
+
+
+async def test_a_bad_delay_is_refused_before_anything_is_written(transport: Store) -> None:
+    await transport.publish([message(b"1"), message(b"2")])
+    one, two = await transport.claim(["q"], 2)
+    with pytest.raises(InvalidTime):
+        await transport.settle([Ack(one.receipt), Nack(two.receipt, delay=-1)])
+    assert await transport.extend([one.receipt, two.receipt]) == []
+
+
+# --- many ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", OUTCOMES[:4])
+async def test_more_outcomes_than_a_statement_has_parameters(transport: Store, make: object) -> None:
+    """FS-D4: more than 32,767 binds in one flush wedged it for ever"""
+    count = 33_000
+    for _ in range(3):
+        await transport.publish([message(b"") for _ in range(count // 3)])
+    claims = await transport.claim(["q"], count)
+    assert len(claims) == count
+    assert await transport.settle([make(claim.receipt) for claim in claims]) == []  # type: ignore[operator]
+    assert await transport.claim(["q"], 10) == []
+
+
+async def test_each_nack_of_a_batch_keeps_its_own_delay_and_error(transport: Store, clock: ManualClock) -> None:
+    await transport.publish([message(str(n).encode()) for n in range(30)])
+    claims = await transport.claim(["q"], 30)
+    await transport.settle([Nack(c.receipt, delay=30 - n, error=f"e{n}") for n, c in enumerate(claims)])
+    clock.advance(30)
+    assert await bodies(transport) == [str(n).encode() for n in reversed(range(30))]
+
+
+@requires(Capability.BROWSE)
+@pytest.mark.parametrize(
+    "error",
+    ["", "NUL \0 inside", "half \ud800 of a pair", "ü𝄞" * 10_000, "'; DROP TABLE message; --", "{braces} %s :name ?"],
+)
+async def test_any_error_text_can_be_kept(transport: Store, error: str) -> None:
+    """One row that cannot be stored among good ones: an error text is made storable and bounded"""
+    ids = [p.id for p in await transport.publish([message(b"1"), message(b"2"), message(b"3")])]
+    one, two, three = await transport.claim(["q"], 3)
+    refused = await transport.settle(
+        [Nack(one.receipt, error=error), Reject(two.receipt, reason=error, error=error), Ack(three.receipt)]
+    )
+    assert refused == []
+    assert await counts(transport) == {State.RETRYABLE: 1, State.FAILED: 1, State.COMPLETED: 1}
+    kept = (await row(transport, ids[0])).error
+    assert kept is not None and len(kept) <= 8 * 1024
+    assert kept[:5] == error.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()[:5]
+    rejected = await row(transport, ids[1])
+    assert rejected.reason == rejected.error == kept
