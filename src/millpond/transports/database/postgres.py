@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 _PAIRS = "unnest(:ids::uuid[], :tokens::bigint[]) AS r(id, token)"
 _ROWS = "unnest(:ids::uuid[], :tokens::bigint[], :delays::bigint[], :errors::text[]) AS r(id, token, delay, error)"
-_WRITTEN = "SELECT count(*), CASE WHEN count(*) < cardinality(:ids::uuid[]) THEN array_agg(id::text) END FROM"
+_WRITTEN = "SELECT count(*), CASE WHEN count(*) < cardinality(:ids::uuid[]) THEN array_agg(id || ' ' || token) END FROM"
 
 
 def _held(lock: str, rows: str = _PAIRS, more: str = "") -> str:
@@ -64,7 +64,7 @@ def _requeue(lock: str) -> str:
                        ELSE m.first_attempt_at END,
     last_attempt_at = CASE WHEN :attempts::int = 1 THEN {{now}} ELSE m.last_attempt_at END,
     last_error = coalesce(h.error, m.last_error), worker = NULL, lease_until = NULL
-    FROM held h WHERE m.ctid = h.ctid RETURNING m.id) {_WRITTEN} back"""
+    FROM held h WHERE m.ctid = h.ctid RETURNING m.id, m.token) {_WRITTEN} back"""
 
 
 _STAMP = f"""
@@ -95,7 +95,7 @@ FUSED = Fused(
     ORDER BY m.lane, m.due_at, m.id LIMIT :limit::bigint {locked}""",
     extend=f"""{_held("SKIP LOCKED")},
     longer AS (UPDATE {{message}} m SET lease_until = {{now}} + :lease::bigint
-    FROM held h WHERE m.ctid = h.ctid RETURNING m.id) {_WRITTEN} longer""",
+    FROM held h WHERE m.ctid = h.ctid RETURNING m.id, m.token) {_WRITTEN} longer""",
     moves={
         (keep, wait): _move("" if wait else "SKIP LOCKED", keep) for keep in (True, False) for wait in (True, False)
     },

@@ -65,7 +65,7 @@ def extend(d: Dialect, receipts: Sequence[Receipt], lease: int, *, now: int | No
     missing: Iterable[Receipt]
     if d.fused:
         rows = yield Query(d.sql(d.fused.extend), {**_pairs(d, receipts), "lease": lease, "now": now})
-        missing = _not_in(d, rows, receipts)
+        missing = _not_in(rows, receipts)
     else:
         ours = yield from _lock(d, receipts, wait=False)
         if ours:
@@ -85,7 +85,7 @@ def _move(d: Dialect, c: Change, receipts: list[Receipt], now: int | None, wait:
     if d.fused:
         text = d.fused.move(keep=c.keep, wait=wait)
         rows = yield Query(d.sql(text), {**_pairs(d, receipts), **(kept if c.keep else {})})
-        return _not_in(d, rows, receipts)
+        return _not_in(rows, receipts)
     ours = yield from _lock(d, receipts, wait)
     if ours:
         ids = [d.id_in(receipt.id) for receipt in ours]
@@ -110,7 +110,7 @@ def _requeue(d: Dialect, rows: list[tuple[Receipt, Change]], now: int | None, wa
                 "errors": [c.error for _, c in rows],
             },
         )
-        return _not_in(d, done, receipts)
+        return _not_in(done, receipts)
     ours = yield from _lock(d, receipts, wait)
     if ours:
         values = [(d.id_in(r.id), c.delay_us, c.error) for r, c in rows if r in ours]
@@ -137,13 +137,13 @@ def _look(
     )
 
 
-def _not_in(d: Dialect, answer: Rows, receipts: Sequence[Receipt]) -> list[Receipt]:
-    """Which receipts a fused statement left out. It names the ids it wrote only if those were not all."""
+def _not_in(answer: Rows, receipts: Sequence[Receipt]) -> list[Receipt]:
+    """Which receipts a fused statement left out. It names those it wrote ("id token") only if they were not all."""
     count, written = answer[0]
     if count == len(receipts):
         return []
-    ids = {d.id_out(id_) for id_ in written or ()}
-    return [receipt for receipt in receipts if receipt.id not in ids]
+    names = set(written or ())
+    return [receipt for receipt in receipts if f"{receipt.id} {receipt.token}" not in names]
 
 
 def _pairs(d: Dialect, receipts: Sequence[Receipt]) -> dict[str, Any]:
