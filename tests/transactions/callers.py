@@ -40,6 +40,11 @@ async def now(value: Any) -> Any:
     return await value if hasattr(value, "__await__") else value
 
 
+def each(execute: Callable[[str], Any], *texts: str) -> None:
+    for text in texts:
+        execute(text)
+
+
 def address(url: str) -> dict[str, Any]:
     """A server URL as the keywords of the MySQL drivers."""
     parts = urlsplit(url)
@@ -84,8 +89,8 @@ async def psycopg_in_autocommit(url: str) -> AsyncIterator[Hand]:
         yield Hand(
             c,
             execute=c.execute,
-            commit=lambda: (c.execute("COMMIT"), c.execute("BEGIN")) and None,
-            rollback=lambda: (c.execute("ROLLBACK"), c.execute("BEGIN")) and None,
+            commit=lambda: each(c.execute, "COMMIT", "BEGIN"),
+            rollback=lambda: each(c.execute, "ROLLBACK", "BEGIN"),
         )
 
 
@@ -138,8 +143,8 @@ async def sqlite3_by_hand(url: str) -> AsyncIterator[Hand]:
         yield Hand(
             c,
             execute=c.execute,
-            commit=lambda: (c.execute("COMMIT"), c.execute("BEGIN IMMEDIATE")) and None,
-            rollback=lambda: (c.execute("ROLLBACK"), c.execute("BEGIN IMMEDIATE")) and None,
+            commit=lambda: each(c.execute, "COMMIT", "BEGIN IMMEDIATE"),
+            rollback=lambda: each(c.execute, "ROLLBACK", "BEGIN IMMEDIATE"),
         )
         c.execute("ROLLBACK")
 

@@ -12,6 +12,7 @@ end without an event loop.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
@@ -100,7 +101,8 @@ class Cursors:
                 case Query(statement, params):
                     text, values = statement.render(self._style, params)
                     await _now(cursor.execute(text, values))
-                    return await _now(cursor.fetchall()) if cursor.description else ()  # type: ignore[no-any-return]
+                    # Not by cursor.description, which psycopg does not know yet in a pipeline.
+                    return await _now(cursor.fetchall()) if _ANSWERS.search(text) else ()
                 case Many(statement, rows):
                     text = statement.render(self._style, rows[0])[0]
                     await _now(cursor.executemany(text, [statement.render(self._style, row)[1] for row in rows]))
@@ -122,6 +124,8 @@ class Django(Cursors):
         return bool(self.connection.in_atomic_block or not self.connection.get_autocommit())
 
 
+_ANSWERS = re.compile(r"^\(?(SELECT|WITH)\b|\bRETURNING\b")
+"""The statements of ours that have rows to tell."""
 _BEGIN = "BEGIN IMMEDIATE"
 _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS of the MySQL protocol
 _IDLE = 0  # PQTRANS_IDLE of libpq
@@ -199,7 +203,7 @@ class SqlAlchemy:
     def _autocommit(self) -> bool:
         raw = getattr(self.connection, "sync_connection", self.connection)
         level = raw.get_execution_options().get("isolation_level") or raw.dialect._on_connect_isolation_level
-        return level == "AUTOCOMMIT"
+        return bool(level == "AUTOCOMMIT")
 
     async def execute(self, step: Step) -> Rows:
         match step:
