@@ -18,7 +18,16 @@ class Url:
             parts = urlsplit(raw)
             self.port = parts.port
         except ValueError:
-            raise InvalidURL(f"the {raw.split(':', 1)[0]} URL cannot be read: check its port and brackets") from None
+            raise InvalidURL(
+                f"the {raw.split(':', 1)[0]} URL cannot be read: check its port and brackets, and write special "
+                "characters of user and password as %40 for @, %2F for /, %3F for ?, %23 for #, %3A for :"
+            ) from None
+        if parts.netloc and "@" in raw.partition(parts.netloc)[2]:
+            # Somewhere in there is the rest of a password; whatever is shown of such a URL might tell it.
+            raise InvalidURL(
+                f"the {parts.scheme} URL has an @ behind its host: write special characters of user and password "
+                "as %40 for @, %2F for /, %3F for ?, %23 for #, %3A for :"
+            )
         self.scheme = parts.scheme.lower()
         self.host = parts.hostname
         self.user = unquote(parts.username) if parts.username is not None else None

@@ -59,14 +59,15 @@ def _migrate(d: Dialect, wanted: list[Migration], fresh: bool) -> Steps[list[Mig
 
 def ddl(d: Dialect) -> str:
     """Everything as one script, for people who manage their schema themselves."""
-    parts = list(d.prelude())
-    for migration in migrations(d):
-        parts += migration.statements()
-        record = d.sql(_RECORD).text.replace(":version", str(migration.version))
-        parts.append(
-            record.replace(":name", f"'{migration.name}'").replace(":now::bigint", "NULL").replace(":now", "NULL")
-        )
-    return ";\n\n".join(d.fill(part) if "{" in part else part for part in parts) + ";\n"
+    known = migrations(d)
+    parts = [d.fill(text) for text in d.prelude()]
+    for migration in known:
+        parts += [d.fill(text) for text in migration.statements()]
+        # The one statement with parameters: here its values stand in the text, and all of them are our own.
+        record = d.fill(_RECORD).replace(":now", "NULL").replace(":version", str(migration.version))
+        parts.append(record.replace(":name", f"'{migration.name}'"))
+    head = f"-- Millpond's tables for {d.name}, version {known[-1].version}: for an empty database, to be run once.\n\n"
+    return head + ";\n\n".join(parts) + ";\n"
 
 
 async def check(engine: Engine, url: str) -> None:
