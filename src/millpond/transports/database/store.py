@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
@@ -337,6 +337,11 @@ class DatabaseStore(Operations):
     def _wake(self) -> None:
         for event in self._waiting:
             event.set()
+
+    def _due_again(self, queues: Iterable[str]) -> None:
+        self._fresh.update(queues)
+        self._drop_floors()
+        self._wake()
 
     def _drop_floors(self) -> None:
         for lanes in self._lanes.values():
