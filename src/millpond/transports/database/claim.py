@@ -17,6 +17,7 @@ from millpond.transports.database.statement import Query, Rows, Steps
 REAP_BATCH = 1000
 _LAST_LANE = 2 * sql.SUSPECT_LANE
 _FULL_PASS_EVERY = 1.0
+_ALL_LEASES_EVERY = 10.0
 
 Floor = tuple[int, Any]
 
@@ -122,10 +123,38 @@ def adopt(d: Dialect, stamp: Stamp) -> Steps[list[Claim]]:
     return _claims(d, rows, stamp)
 
 
-def reap_lapsed(d: Dialect, now: int | None, limit: int = REAP_BATCH) -> Steps[int]:
-    """Give back what lapsed leases hold; returns how many."""
-    rows = yield Query(d.sql(sql.LAPSED), {"now": now, "limit": limit})
-    return (yield from release(d, rows))
+class Leases:
+    """Where a reaper looks for lapsed leases: a hint only, to step over the dead entries of past ones.
+
+    Once it found none, older ones can only come from transactions that committed late or held their rows
+    locked; it looks for those every few seconds.
+    """
+
+    def __init__(self) -> None:
+        self.floor = 0
+        self._since = 0.0
+
+    def refresh(self) -> None:
+        if monotonic() - self._since >= _ALL_LEASES_EVERY:
+            self.floor = 0
+
+    def none_before(self, at: int) -> None:
+        self.floor, self._since = at, monotonic()
+
+
+def lapsed(d: Dialect, leases: Leases, now: int | None, limit: int) -> Steps[list[Any]]:
+    """The ids of messages whose lease is over."""
+    leases.refresh()
+    at = None if leases.floor or now is not None else (yield Query(d.sql(sql.NOW), {"now": None}))[0][0]
+    rows = yield Query(d.sql(sql.LAPSED), {"floor": leases.floor, "now": now, "limit": limit})
+    if at is not None and not rows:
+        leases.none_before(at)
+    return [row[0] for row in rows]
+
+
+def release_lapsed(d: Dialect, ids: Sequence[Any], now: int | None) -> Steps[int]:
+    """Give back those whose lease is still over; returns how many."""
+    return (yield from release(d, (yield Query(d.sql(sql.LOCK_LAPSED), {"ids": ids, "now": now}))))
 
 
 def release(d: Dialect, rows: Rows) -> Steps[int]:

@@ -137,12 +137,15 @@ LOOK_ARCHIVED = "SELECT id, token, state FROM {archive} WHERE id {ids}"
 
 # --- reap -----------------------------------------------------------------------------------------------
 
+# Read first, then locked by id: nobody else's rows are touched on the way, nothing is written when there is
+# nothing to do, and InnoDB's locking reads would step over every dead entry, also past the end of the range.
 LAPSED = """
-SELECT id FROM {message} {lease_index} WHERE state = 'PROCESSING' AND lease_until <= {now}
-ORDER BY lease_until LIMIT :limit {locked}
+SELECT id FROM {message} {lease_index} WHERE state = 'PROCESSING' AND lease_until >= :floor AND lease_until <= {now}
+ORDER BY lease_until LIMIT :limit
 """
+LOCK_LAPSED = "SELECT id FROM {message} WHERE id {ids} AND state = 'PROCESSING' AND lease_until <= {now} {locked}"
 
-# What one worker holds: `lease_until >= 0` confines it to the claimed. Read first, then locked by id.
+# What one worker holds; `lease_until >= 0` confines it to the claimed.
 HELD_BY = """
 SELECT id FROM {message} {lease_index} WHERE state = 'PROCESSING' AND lease_until >= 0 AND worker = :worker
 LIMIT :limit

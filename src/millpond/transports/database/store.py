@@ -60,6 +60,7 @@ class DatabaseStore(Operations):
         self._dedupe_for = micros(options.dedupe_for, "dedupe_for")
         self._lanes: dict[str, Lanes] = {}
         self._turn = 0
+        self._leases = claiming.Leases()
         self._reaped_at = -_REAP_EVERY
         self._presence: WorkerPresence | None = None
         self._fresh: set[str] = set()
@@ -283,12 +284,23 @@ class DatabaseStore(Operations):
         return total
 
     async def _reap_lapsed(self) -> int:
-        total = 0
+        total, limit = 0, claiming.REAP_BATCH
         while True:
-            count = await self._run(lambda again: claiming.reap_lapsed(self.dialect, self._now()), Mode.WRITE)
-            total += count
-            if count < claiming.REAP_BATCH:
+            ids = await self._run(
+                lambda again, limit=limit: claiming.lapsed(self.dialect, self._leases, self._now(), limit),  # type: ignore[misc]
+                Mode.READ,
+            )
+            if not ids:
                 return total
+            count = await self._run(
+                lambda again, ids=ids: claiming.release_lapsed(self.dialect, ids, self._now()),  # type: ignore[misc]
+                Mode.WRITE,
+            )
+            total += count
+            if len(ids) < limit:
+                return total
+            if not count:
+                limit *= 2  # those in front are held by others; there may be more behind them
 
     async def _reap_if_due(self) -> bool:
         """For people who claim without a worker: lapsed claims come back by the next claim that is not full."""
