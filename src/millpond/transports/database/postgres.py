@@ -31,12 +31,13 @@ def _held(lock: str, rows: str = _PAIRS, more: str = "") -> str:
     """The rows that receipts still own, locked.
 
     LATERAL: as a plain join, a plan made while the table was empty reads the whole table for each receipt.
+    A claimed row is told by its lease: told by its state, the planner may take the index of leases for it.
     By ctid, so that the write need not search again; a row that changed since the statement began is not
     found by its ctid, is left out, and the settle looks again.
     """
     return (
         f"WITH held AS MATERIALIZED (SELECT l.ctid, r.id {more} FROM {rows}, LATERAL "
-        "(SELECT x.ctid FROM {message} x WHERE x.id = r.id AND x.token = r.token AND x.state = 'PROCESSING' "
+        "(SELECT x.ctid FROM {message} x WHERE x.id = r.id AND x.token = r.token AND x.lease_until IS NOT NULL "
         f"FOR UPDATE {lock}) l)"
     )
 
