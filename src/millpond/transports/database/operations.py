@@ -2,8 +2,287 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+from uuid import UUID
+
+from millpond.clock import Seconds, micros, moment, monotonic
+from millpond.errors import InvalidMessage, InvalidOption, InvalidTime
+from millpond.message import (
+    LIVE,
+    SETTLED,
+    Published,
+    State,
+    check_id,
+    check_name,
+    check_priority,
+    replayed_id,
+    short_error,
+)
+from millpond.transport import QueueStats, Row
+from millpond.transports.database import archive, browse, reschedule
+from millpond.transports.database.engine import Mode
+from millpond.transports.database.reschedule import Changed
 from millpond.transports.database.running import Running
+from millpond.transports.database.statement import Steps
+
+T = TypeVar("T")
+
+PAGE_LIMIT = 10_000
+_MOST_ATTEMPTS = 1_000_000
+_CHUNK = 1000
+"""Ids to a statement."""
+_LONGEST_REST = 0.2
 
 
 class Operations(Running):
     """The operator's verbs."""
+
+    def _due_again(self, queues: Iterable[str]) -> None:
+        """Messages of these queues may be due that claims and waits do not expect."""
+        raise NotImplementedError
+
+    # --- look ---------------------------------------------------------------------------------------
+
+    async def count(self, queues: Sequence[str] | None = None, *, exact: bool = False) -> list[QueueStats]:
+        self._check_open()
+        names = None if queues is None else _names(queues)
+        if names is not None and not names:
+            return []
+        return await self._run(lambda again: browse.count(self.dialect, names, exact=exact, now=self._now()), Mode.READ)
+
+    async def browse(
+        self,
+        queue: str | None = None,
+        *,
+        states: Sequence[State] | None = None,
+        key: str | None = None,
+        limit: int = 100,
+        after: Sequence[Any] | None = None,
+    ) -> list[Row]:
+        self._check_open()
+        chosen = _states(states, LIVE, "browse")
+        name = None if queue is None else check_name(queue, "queue")
+        position = None if after is None else _live_position(after)
+        if not _page_size(limit) or not chosen:
+            return []
+        return await self._run(
+            lambda again: browse.browse(self.dialect, name, states=chosen, key=key, limit=limit, after=position),
+            Mode.READ,
+        )
+
+    async def archived(
+        self,
+        queue: str | None = None,
+        *,
+        states: Sequence[State] | None = None,
+        key: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 100,
+        after: Sequence[Any] | None = None,
+    ) -> list[Row]:
+        self._check_open()
+        chosen = _states(states, SETTLED, "archived")
+        name = None if queue is None else check_name(queue, "queue")
+        first = None if since is None else moment(since, "since")
+        last = None if until is None else moment(until, "until")
+        position = None if after is None else _archive_position(after)
+        if not _page_size(limit) or not chosen:
+            return []
+        return await self._run(
+            lambda again: browse.archived(
+                self.dialect, name, states=chosen, key=key, since=first, until=last, limit=limit, after=position
+            ),
+            Mode.READ,
+        )
+
+    async def find(self, ids: Sequence[UUID]) -> list[Row]:
+        self._check_open()
+        wanted = _ids(ids)
+        found: list[Row] = []
+        for some in _chunks(wanted, _CHUNK):
+            keys = [self.dialect.id_in(id_) for id_ in some]
+            found += await self._run(lambda again, keys=keys: browse.find(self.dialect, keys), Mode.READ)  # type: ignore[misc]
+        place = {id_: n for n, id_ in enumerate(wanted)}
+        return sorted(found, key=lambda row: (row.archived_us is not None, place[row.id], -(row.archived_us or 0)))
+
+    # --- change -------------------------------------------------------------------------------------
+
+    async def reschedule(
+        self,
+        ids: Sequence[UUID],
+        *,
+        priority: int | None = None,
+        due_at: datetime | None = None,
+        delay: Seconds | None = None,
+        attempts: int | None = None,
+    ) -> list[UUID]:
+        self._check_open()
+        if priority is None and due_at is None and delay is None and attempts is None:
+            raise InvalidOption("reschedule changes nothing: give priority, due_at, delay or attempts")
+        if due_at is not None and delay is not None:
+            raise InvalidTime("give either delay or due_at, not both")
+        if priority is not None:
+            check_priority(priority)
+        if attempts is not None:
+            _check_number(attempts, "attempts", _MOST_ATTEMPTS)
+        due = None if due_at is None else moment(due_at, "due_at")
+        wait = None if delay is None else micros(delay, "delay")
+        return await self._change(
+            _ids(ids),
+            lambda keys, again: reschedule.reschedule(
+                self.dialect, keys, priority=priority, due=due, delay=wait, attempts=attempts, now=self._now()
+            ),
+        )
+
+    async def cancel(self, ids: Sequence[UUID], *, reason: str = "cancelled") -> list[UUID]:
+        self._check_open()
+        if not isinstance(reason, str):
+            raise InvalidOption(f"reason must be text, not {type(reason).__name__}")
+        kept = short_error(reason) or ""
+        return await self._change(
+            _ids(ids),
+            lambda keys, again: reschedule.cancel(self.dialect, keys, reason=kept, now=self._now(), again=again),
+        )
+
+    async def _change(self, ids: list[UUID], steps: Callable[[list[Any], bool], Steps[Changed]]) -> list[UUID]:
+        changed: Changed = {}
+        for some in _chunks(ids, _CHUNK):
+            keys = [self.dialect.id_in(id_) for id_ in some]
+            changed |= await self._run(lambda again, keys=keys: steps(keys, again), Mode.WRITE)  # type: ignore[misc]
+            self._due_again(set(changed.values()))
+        return [id_ for id_ in ids if id_ in changed]
+
+    async def pause(self, queue: str) -> None:
+        await self._pause(queue, True)
+
+    async def resume(self, queue: str) -> None:
+        await self._pause(queue, False)
+        self._due_again([queue])
+
+    async def _pause(self, queue: str, paused: bool) -> None:
+        self._check_open()
+        name = check_name(queue, "queue")
+        await self._run(lambda again: reschedule.pause(self.dialect, name, paused), Mode.WRITE)
+
+    # --- the archive --------------------------------------------------------------------------------
+
+    async def retain(self, queue: str, *, completed: Seconds | None, failed: Seconds | None) -> None:
+        self._check_open()
+        name = check_name(queue, "queue")
+        keep = [
+            None if value is None else micros(value, what)
+            for what, value in (("completed", completed), ("failed", failed))
+        ]
+        await self._run(lambda again: reschedule.retain(self.dialect, name, *keep), Mode.WRITE)
+
+    async def purge(
+        self,
+        queue: str | None = None,
+        *,
+        older_than: Seconds | None = None,
+        states: Sequence[State] | None = None,
+    ) -> int:
+        self._check_open()
+        chosen = _states(states, SETTLED, "purge")
+        name = None if queue is None else check_name(queue, "queue")
+        age = None if older_than is None else micros(older_than, "older_than")
+        cutoffs = await self._run(
+            lambda again: archive.cutoffs(self.dialect, name, older_than=age, states=chosen, now=self._now()),
+            Mode.READ,
+        )
+        total = 0
+        for (owner, state), until in cutoffs.items():
+            total += await self._little_by_little(
+                lambda owner=owner, state=state, until=until: archive.purge_some(self.dialect, owner, state, until)  # type: ignore[misc]
+            )
+        await self._little_by_little(lambda: archive.forget_ids(self.dialect, self._now()))
+        return total
+
+    async def _little_by_little(self, steps: Callable[[], Steps[int]]) -> int:
+        """Small transactions, each followed by as long a rest: a purge takes at most half of a database's time."""
+        total = 0
+        while True:
+            started = monotonic()
+            count = await self._run(lambda again: steps(), Mode.WRITE)
+            total += count
+            if count < archive.PURGE_BATCH:
+                return total
+            await asyncio.sleep(min(monotonic() - started, _LONGEST_REST))
+
+    async def replay(self, ids: Sequence[UUID], *, name: str, queue: str | None = None) -> list[Published]:
+        self._check_open()
+        label = check_name(name, "name")
+        target = None if queue is None else check_name(queue, "queue")
+        unique = _ids(ids)
+        missing: list[UUID] = []
+        for some in _chunks(unique, _CHUNK):
+            missing += await self._run(lambda again, some=some: archive.missing(self.dialect, some), Mode.READ)  # type: ignore[misc]
+        if missing:
+            raise _not_archived(missing)
+        new: dict[UUID, str] = {}
+        dedupe_for = micros(self._options.dedupe_for, "dedupe_for")
+        for some in _chunks(unique, archive.REPLAY_BATCH):
+            new |= await self._run(
+                lambda again, some=some: archive.replay(  # type: ignore[misc]
+                    self.dialect, some, name=label, queue=target, now=self._now(), dedupe_for=dedupe_for
+                ),
+                Mode.WRITE,
+            )
+            self._due_again(set(new.values()))
+        return [Published(id_, id_ in new) for id_ in (replayed_id(original, label) for original in unique)]
+
+
+def _not_archived(ids: Sequence[UUID]) -> InvalidMessage:
+    some = ", ".join(map(str, ids[:10])) + (f" and {len(ids) - 10:,} more" if len(ids) > 10 else "")
+    return InvalidMessage(f"not in the archive, so that nothing was replayed: {some}")
+
+
+def _names(queues: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(check_name(q, "queue") for q in ([queues] if isinstance(queues, str) else queues)))
+
+
+def _ids(ids: Sequence[UUID]) -> list[UUID]:
+    return list(dict.fromkeys(check_id(id_) for id_ in ([ids] if isinstance(ids, str | UUID) else ids)))
+
+
+def _states(states: Sequence[State] | None, allowed: Sequence[State], verb: str) -> list[State]:
+    if states is None:
+        return list(allowed)
+    given = [states] if isinstance(states, str) else states
+    for state in given:
+        if state not in allowed:
+            raise InvalidOption(f"{verb} knows the states {', '.join(allowed)}, not {state!r}")
+    return [state for state in allowed if state in given]
+
+
+def _check_number(value: Any, option: str, highest: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= highest:
+        raise InvalidOption(f"{option} must be a whole number from 0 to {highest:,}, not {value!r}")
+    return value
+
+
+def _page_size(limit: Any) -> int:
+    return _check_number(limit, "limit", PAGE_LIMIT)
+
+
+def _live_position(after: Sequence[Any]) -> tuple[str, bool, int, int, UUID]:
+    match after:
+        case [str() as queue, bool() as suspect, int() as priority, int() as due, id_]:
+            return check_name(queue, "queue"), suspect, check_priority(priority), due, check_id(id_)
+    raise InvalidOption("after must be the position of a row from browse")
+
+
+def _archive_position(after: Sequence[Any]) -> tuple[int, UUID]:
+    match after:
+        case [int() as at, id_] if not isinstance(at, bool):
+            return at, check_id(id_)
+    raise InvalidOption("after must be the position of a row from archived")
+
+
+def _chunks(values: list[T], size: int) -> Iterator[list[T]]:
+    for start in range(0, len(values), size):
+        yield values[start : start + size]

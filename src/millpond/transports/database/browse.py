@@ -1,0 +1,312 @@
+"""Look at messages, as steps: counts, pages of live and of archived ones, and chosen ones.
+
+Pages go by key, never by offset: each is one or a few ranges of an index, at a cost in proportion to the page.
+A filter that no index serves (the key; one of the waiting states) costs what it steps over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from millpond.message import SETTLED, State, decode_headers
+from millpond.transport import QueueStats, Row
+from millpond.transports.database import statements as sql
+from millpond.transports.database.dialect import Dialect
+from millpond.transports.database.statement import Query, Rows, Steps
+
+COUNT_LIMIT = 1_000_000
+"""Archived messages of one queue and state that are counted one by one; beyond, only on request."""
+
+_COLUMNS = """{a}.id, {a}.queue, {a}.{{key}}, {a}.priority, {a}.state, {a}.headers, {a}.payload, {a}.deliveries,
+{a}.attempts, {a}.due_at, {a}.created_at, {a}.expires_at, {a}.first_attempt_at, {a}.last_attempt_at, {a}.acquired_at"""
+LIVE_COLUMNS = f"{_COLUMNS.format(a='m')}, m.lease_until, NULL AS archived_at, NULL AS reason, m.last_error AS error"
+ARCHIVED_COLUMNS = f"{_COLUMNS.format(a='a')}, NULL AS lease_until, a.archived_at, a.reason, a.error"
+
+FIND = f"""
+SELECT {LIVE_COLUMNS} FROM {{message}} m WHERE m.id {{ids}}
+UNION ALL
+SELECT {ARCHIVED_COLUMNS} FROM {{archive}} a WHERE a.id {{ids}}
+"""
+
+# --- count ----------------------------------------------------------------------------------------------
+
+_EXACT = """
+(SELECT count(*) FROM {{archive}} a {{archive_index}} WHERE a.queue = n.name AND a.state = '{state}')
+"""
+# Is there one beyond the limit? Only if not are they counted.
+_BOUNDED = f"""
+CASE WHEN (SELECT a.state FROM {{{{archive}}}} a {{{{archive_index}}}}
+WHERE a.queue = n.name AND a.state = '{{state}}' LIMIT 1 OFFSET :counted) IS NULL THEN {_EXACT} ELSE -1 END
+"""
+
+
+def _count_text(*, chosen: bool, exact: bool) -> str:
+    """One statement, hence one moment: a message that is settled meanwhile is counted once."""
+    of_queues = "AND m.queue {queues}" if chosen else ""
+    counted = _EXACT if exact else _BOUNDED
+    archived = "".join(
+        f"UNION ALL SELECT n.name, '{state}', {counted.format(state=state)}, NULL FROM {{names}} " for state in SETTLED
+    )
+    return f"""
+    SELECT m.queue, m.state, count(*), min(CASE WHEN m.due_at <= {{now}} THEN m.due_at END)
+    FROM {{message}} m {{claim_index}} WHERE {{ready}} {of_queues} GROUP BY m.queue, m.state
+    UNION ALL
+    SELECT m.queue, m.state, count(*), NULL
+    FROM {{message}} m {{held_index}} WHERE {{held}} {of_queues} GROUP BY m.queue, m.state
+    {archived}"""
+
+
+_COUNTS = {
+    (chosen, exact): _count_text(chosen=chosen, exact=exact) for chosen in (False, True) for exact in (False, True)
+}
+
+
+def count(d: Dialect, queues: Sequence[str] | None, *, exact: bool, now: int | None) -> Steps[list[QueueStats]]:
+    settings = {row[0]: row[1:] for row in (yield Query(d.sql(sql.SETTINGS), {}))}
+    names = list(queues) if queues is not None else (yield from archived_queues(d))
+    params: dict[str, Any] = {"names": names_in(names), "now": now, "counted": COUNT_LIMIT}
+    if queues is not None:
+        params["queues"] = names
+    rows = yield Query(d.sql(_COUNTS[queues is not None, exact]), params)
+    counts: dict[str, dict[State, int]] = {}
+    oldest: dict[str, int] = {}
+    approximate = set()
+    for queue, state, number, due in rows:
+        if number < 0:
+            approximate.add(queue)
+            number = COUNT_LIMIT
+        counts.setdefault(queue, {})[State(state)] = int(number)
+        if due is not None:
+            oldest[queue] = min(int(due), oldest.get(queue, int(due)))
+    return [
+        QueueStats(
+            queue=queue,
+            counts={state: counts.get(queue, {}).get(state, 0) for state in State},
+            approximate=queue in approximate,
+            paused=bool(paused),
+            oldest_due_us=oldest.get(queue),
+            keep_completed_us=completed,
+            keep_failed_us=failed,
+        )
+        for queue in (queues if queues is not None else sorted({*counts, *settings}))
+        for paused, completed, failed in [settings.get(queue, (0, None, None))]
+    ]
+
+
+def archived_queues(d: Dialect) -> Steps[list[str]]:
+    """Every queue that has archived messages."""
+    return [row[0] for row in (yield Query(d.sql(sql.ARCHIVED_QUEUES), {}))]
+
+
+def names_in(names: Sequence[str]) -> str:
+    """Queue names as the parameter behind `{names}`."""
+    return msgspec.json.encode(names).decode()
+
+
+# --- live messages --------------------------------------------------------------------------------------
+
+_ORDER = "m.queue, m.lane, m.due_at, m.id"
+
+
+def browse(
+    d: Dialect,
+    queue: str | None,
+    *,
+    states: Sequence[State],
+    key: str | None,
+    limit: int,
+    after: tuple[str, bool, int, int, UUID] | None,
+) -> Steps[list[Row]]:
+    """A page in the order of claims. Messages being processed are few: they are sorted into it."""
+    found: dict[UUID, Row] = {}
+    waiting = [state.value for state in states if state is not State.PROCESSING]
+    for held in (False, True):
+        if waiting if not held else State.PROCESSING in states:
+            where = "{held}" if held else "{ready}"
+            params: dict[str, Any] = {}
+            if not held and len(waiting) == 1:
+                where += " AND m.state = :state"
+                params["state"] = waiting[0]
+            if key is not None:
+                where += " AND m.{key} = :key"
+                params["key"] = key
+            index = "{held_index}" if held else "{claim_index}"
+            text = f"SELECT {LIVE_COLUMNS} FROM {{message}} m {index} WHERE {where}"
+            page = yield from _page(d, text, params, _after_live(d, queue, after), _ORDER, limit)
+            found |= {row.id: row for row in page}
+    return sorted(found.values(), key=lambda row: row.position)[:limit]
+
+
+def _after_live(d: Dialect, queue: str | None, after: tuple[str, bool, int, int, UUID] | None) -> _Ranges:
+    """What follows a position, as ranges of the index, in order."""
+    if after is None:
+        yield ("m.queue = :queue", {"queue": queue}) if queue is not None else ("1 = 1", {})
+        return
+    last_queue, suspect, priority, due, id_ = after
+    if queue is not None and queue != last_queue:
+        # A page of another listing: only whole queues before or after this one can be meant.
+        if queue > last_queue:
+            yield "m.queue = :queue", {"queue": queue}
+        return
+    here = {"queue": last_queue, "lane": suspect * sql.SUSPECT_LANE + priority}
+    at = "m.queue = :queue AND m.lane = :lane"
+    yield f"{at} AND m.due_at = :due AND m.id > :id", {**here, "due": due, "id": d.id_in(id_)}
+    yield f"{at} AND m.due_at > :due", {**here, "due": due}
+    yield "m.queue = :queue AND m.lane > :lane", here
+    if queue is None:
+        yield "m.queue > :queue", {"queue": last_queue}
+
+
+# --- archived messages ----------------------------------------------------------------------------------
+
+_NEWEST = "a.archived_at DESC, a.id DESC"
+
+
+def archived(
+    d: Dialect,
+    queue: str | None,
+    *,
+    states: Sequence[State],
+    key: str | None,
+    since: int | None,
+    until: int | None,
+    limit: int,
+    after: tuple[int, UUID] | None,
+) -> Steps[list[Row]]:
+    """A page, newest first. The index orders each queue and state by itself, so that pages of these are merged."""
+    where, params = "a.queue = :queue AND a.state = :state", dict[str, Any]()
+    if key is not None:
+        where += " AND a.{key} = :key"
+        params["key"] = key
+    if since is not None:
+        where += " AND a.archived_at >= :since"
+        params["since"] = since
+    if until is not None:
+        where += " AND a.archived_at < :until"
+        params["until"] = until
+    text = f"SELECT {ARCHIVED_COLUMNS} FROM {{archive}} a {{archive_index}} WHERE {where}"
+    top = until if after is None else after[0] + 1 if until is None else min(until, after[0] + 1)
+    found: list[Row] = []
+    for newest, name, state in (yield from _newest(d, queue, states, top)):
+        if len(found) == limit and newest < (found[-1].archived_us or 0):
+            break
+        chosen = {**params, "queue": name, "state": state.value}
+        found += yield from _page(d, text, chosen, _after_archived(d, after), _NEWEST, limit)
+        found.sort(key=lambda row: row.position, reverse=True)
+        del found[limit:]
+    return found
+
+
+def _newest(
+    d: Dialect, queue: str | None, states: Sequence[State], before: int | None
+) -> Steps[list[tuple[int, str, State]]]:
+    """(newest archived_at, queue, state), newest first: a page seldom needs more than the first few."""
+    names = [queue] if queue is not None else (yield from archived_queues(d))
+    older = "" if before is None else "AND a.archived_at < :before"
+    heads = ", ".join(
+        f"(SELECT a.archived_at FROM {{archive}} a {{archive_index}} WHERE a.queue = n.name "
+        f"AND a.state = '{state}' {older} ORDER BY a.archived_at DESC LIMIT 1)"
+        for state in states
+    )
+    rows = yield Query(
+        d.sql(f"SELECT n.name, {heads} FROM {{names}}"),
+        {"names": names_in(names)} | ({} if before is None else {"before": before}),
+    )
+    found = [
+        (int(at), row[0], state) for row in rows for state, at in zip(states, row[1:], strict=True) if at is not None
+    ]
+    return sorted(found, reverse=True)
+
+
+def _after_archived(d: Dialect, after: tuple[int, UUID] | None) -> _Ranges:
+    if after is None:
+        yield "1 = 1", {}
+        return
+    at, id_ = after
+    yield "a.archived_at = :at AND a.id < :id", {"at": at, "id": d.id_in(id_)}
+    yield "a.archived_at < :at", {"at": at}
+
+
+# --- both -----------------------------------------------------------------------------------------------
+
+_Ranges = Iterator[tuple[str, Mapping[str, Any]]]
+
+
+def find(d: Dialect, ids: Sequence[Any]) -> Steps[list[Row]]:
+    """These messages, live ones first; both tables at one moment, so that none is missed on its way."""
+    return _rows(d, (yield Query(d.sql(FIND), {"ids": ids})))
+
+
+def _page(
+    d: Dialect, text: str, params: Mapping[str, Any], ranges: _Ranges, order: str, limit: int
+) -> Steps[list[Row]]:
+    """One range after the other until the page is full.
+
+    In one comparison of rows, (a, b) > (:a, :b), MySQL would not find the place in the index.
+    """
+    page: list[Row] = []
+    for range_, more in ranges:
+        statement = d.sql(f"{text} AND {range_} ORDER BY {order} LIMIT :limit")
+        page += _rows(d, (yield Query(statement, {**params, **more, "limit": limit - len(page)})))
+        if len(page) == limit:
+            break
+    return page
+
+
+def _rows(d: Dialect, rows: Rows) -> list[Row]:
+    return [
+        Row(
+            id=d.id_out(id_),
+            queue=queue,
+            key=key,
+            priority=priority,
+            state=State(state),
+            headers=_headers(headers),
+            payload=payload,
+            deliveries=deliveries,
+            attempts=attempts,
+            due_us=due,
+            created_us=created,
+            expires_us=expires,
+            first_attempt_us=first,
+            last_attempt_us=last,
+            acquired_us=acquired,
+            lease_us=lease,
+            archived_us=archived_at,
+            reason=reason,
+            error=error,
+        )
+        for (
+            id_,
+            queue,
+            key,
+            priority,
+            state,
+            headers,
+            payload,
+            deliveries,
+            attempts,
+            due,
+            created,
+            expires,
+            first,
+            last,
+            acquired,
+            lease,
+            archived_at,
+            reason,
+            error,
+        ) in rows
+    ]
+
+
+def _headers(text: str | None) -> Mapping[str, Any]:
+    """Headers that somebody else wrote and that are no JSON are shown as they are: one row must not hide the page."""
+    try:
+        return decode_headers(text)
+    except msgspec.DecodeError:
+        return {"undecodable": text}
