@@ -12,9 +12,7 @@ class PgBouncer(Server):
     name = "pgbouncer"
     account = "postgres"
 
-    def __init__(
-        self, postgres: Postgres, *, pool_size: int = 20, settings: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, postgres: Postgres, *, pool_size: int = 20, settings: dict[str, str] | None = None) -> None:
         super().__init__()
         self.postgres = postgres
         self._settings = {

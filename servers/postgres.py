@@ -118,6 +118,4 @@ class Postgres(Server):
     def drop_database(self, name: str) -> None:
         """Also with sessions in it, which are ended."""
         with self.connect() as connection:
-            connection.execute(
-                sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
-            )
+            connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))

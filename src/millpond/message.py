@@ -159,7 +159,7 @@ def draft(message: Message, *, body_limit: int = BODY_LIMIT) -> Draft:
     """Check a message, or say exactly what is wrong with it."""
     check_name(message.queue, "queue")
     if message.key is not None:
-        _check_text(message.key, "key")
+        check_text(message.key, "key")
     priority = check_priority(message.priority)
     payload: Any = message.payload  # nothing checks what callers put there
     if not isinstance(payload, bytes):
@@ -215,11 +215,12 @@ def check_name(name: Any, what: str) -> str:
         raise InvalidQueue(f"{what} must be text, not {type(name).__name__}")
     if not name or name != name.strip():
         raise InvalidQueue(f"{what} {name[:80]!r} must not be empty nor begin or end with white space")
-    _check_text(name, what)
+    check_text(name, what)
     return name
 
 
-def _check_text(text: Any, what: str) -> None:
+def check_text(text: Any, what: str) -> str:
+    """Any text of at most 255 characters that every database can keep."""
     if not isinstance(text, str):
         raise InvalidQueue(f"{what} must be text, not {type(text).__name__}")
     if len(text) > NAME_LIMIT:
@@ -230,6 +231,7 @@ def _check_text(text: Any, what: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise InvalidQueue(f"{what} {text[:80]!r} holds half of a surrogate pair, which is not text") from None
+    return text
 
 
 def check_priority(value: Any) -> int:

@@ -45,9 +45,10 @@ class Reject(msgspec.Struct, frozen=True, gc=False):
 
 
 class GiveBack(msgspec.Struct, frozen=True, gc=False):
-    """Never started: back to PENDING, and the delivery does not count."""
+    """Back to PENDING. Never started, the delivery does not count; interrupted (`delivered`), it does."""
 
     receipt: Receipt
+    delivered: bool = False
 
 
 Outcome = Ack | Nack | Reject | GiveBack
@@ -84,7 +85,7 @@ def change(outcome: Outcome) -> Change:
                 keep=outcome.keep,
             )
         case GiveBack():
-            return Change(State.PENDING, 0, deliveries=-1)
+            return Change(State.PENDING, 0, deliveries=0 if outcome.delivered else -1)
         case _:
             assert_never(outcome)
 

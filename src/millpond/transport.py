@@ -158,6 +158,11 @@ class Store(Transport, Protocol):
     def settle_sync(self, outcomes: Sequence[Outcome], *, within: Any) -> list[Receipt]:
         """`settle` on the caller's synchronous connection; needs no event loop."""
 
+    async def once(self, id: UUID, key: str, *, within: Any) -> bool:
+        """True for the first transaction that asks for (id, key) and commits."""
+
+    def once_sync(self, id: UUID, key: str, *, within: Any) -> bool: ...
+
     async def count(self, queues: Sequence[str] | None = None, *, exact: bool = False) -> list[QueueStats]:
         """Messages per queue and state, all five of them; archive counts stop at a million unless `exact`.
 

@@ -121,9 +121,7 @@ def test_pgbouncer_changes_sessions_and_outlives_the_server(postgres: Postgres) 
 
 def test_fresh_databases(postgres_url: str, mariadb_url: str, sqlite_url: str) -> None:
     with psycopg.connect(postgres_url) as connection:
-        assert connection.execute(
-            "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
-        ).fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone() == (0,)
     assert mariadb_url.startswith("mysql://")
     assert not Path(sqlite_url.removeprefix("sqlite:///")).exists()
 

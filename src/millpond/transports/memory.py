@@ -589,6 +589,12 @@ class MemoryTransport:
     def settle_sync(self, outcomes: Sequence[Outcome], *, within: Any) -> list[Receipt]:
         _no_transactions("settle_sync(within=…)")
 
+    async def once(self, id: UUID, key: str, *, within: Any) -> bool:
+        _no_transactions("once(within=…)")
+
+    def once_sync(self, id: UUID, key: str, *, within: Any) -> bool:
+        _no_transactions("once_sync(within=…)")
+
     async def join(self, name: str | None = None) -> NoReturn:
         raise not_supported("join", Capability.PRESENCE)
 

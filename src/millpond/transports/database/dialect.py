@@ -69,7 +69,7 @@ class Dialect(ABC):
     overrides: ClassVar[Mapping[str, str]] = {}
     """Shared text -> this database's own, each with its reason beside it."""
 
-    TABLES = ("message", "archive", "dedupe", "queue", "worker", "migration")
+    TABLES = ("message", "archive", "dedupe", "once", "queue", "worker", "migration")
 
     def __init__(self, *, schema: str | None = None, prefix: str = "") -> None:
         for what, value in (("schema", schema), ("table_prefix", prefix or None)):
@@ -153,6 +153,7 @@ class Dialect(ABC):
 
 _TABLE_NAMES = {
     "dedupe": "message_dedupe",
+    "once": "message_once",
     "queue": "message_queue",
     "worker": "message_worker",
     "migration": "message_migration",

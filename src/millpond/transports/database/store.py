@@ -12,7 +12,7 @@ from uuid import UUID
 from millpond import outcome as outcomes_
 from millpond.clock import SECOND, Seconds, micros, monotonic
 from millpond.errors import InvalidOption, StoreBusy, StoreUnavailable
-from millpond.message import Claim, Draft, Message, Published, Receipt, check_id, check_name, draft
+from millpond.message import Claim, Draft, Message, Published, Receipt, check_id, check_name, check_text, draft
 from millpond.outcome import MAX_CRASHES, Ack, Outcome, Reject
 from millpond.transport import DEFAULT_LEASE, Capability, Presence
 from millpond.transports.database import claim as claiming
@@ -22,6 +22,7 @@ from millpond.transports.database import settle as settling
 from millpond.transports.database.claim import Lanes, Stamp
 from millpond.transports.database.engine import Engine, Mode
 from millpond.transports.database.migrate import Migration
+from millpond.transports.database.once import once
 from millpond.transports.database.operations import Operations
 from millpond.transports.database.options import StoreOptions
 from millpond.transports.database.presence import WorkerPresence, reap_dead
@@ -247,6 +248,17 @@ class DatabaseStore(Operations):
         if not all(isinstance(outcome, Ack | Reject) for outcome in outcomes):
             self._drop_floors()  # what went back to waiting may lie below them
             self._wake()
+
+    async def once(self, id: UUID, key: str, *, within: Any) -> bool:
+        self._check_open()
+        return await self._within(within, self._once(id, key))
+
+    def once_sync(self, id: UUID, key: str, *, within: Any) -> bool:
+        self._check_open()
+        return self._within_sync(within, self._once(id, key))
+
+    def _once(self, id_: UUID, key: str) -> Steps[bool]:
+        return once(self.dialect, self.dialect.id_in(id_), check_text(key, "key"), self._now())
 
     # --- reap, wait, close --------------------------------------------------------------------------
 

@@ -62,6 +62,15 @@ CREATE TABLE IF NOT EXISTS {dedupe} (
   KEY {prefix}message_dedupe_expiry (expires_at)
 ) ENGINE = InnoDB;
 
+-- What handlers did once, by message and key of their own.
+CREATE TABLE IF NOT EXISTS {once} (
+  id BINARY(16) NOT NULL,
+  `key` VARCHAR(255) NOT NULL,
+  token BIGINT NOT NULL,
+  at BIGINT NOT NULL,
+  PRIMARY KEY (id, `key`)
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
 CREATE TABLE IF NOT EXISTS {queue} (
   name VARCHAR(255) NOT NULL PRIMARY KEY,
   paused SMALLINT NOT NULL DEFAULT 0,

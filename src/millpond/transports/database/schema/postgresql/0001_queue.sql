@@ -72,6 +72,15 @@ CREATE TABLE {dedupe} (
 
 CREATE INDEX {prefix}message_dedupe_expiry ON {dedupe} (expires_at);
 
+-- What handlers did once, by message and key of their own.
+CREATE TABLE {once} (
+  id uuid NOT NULL,
+  key text COLLATE "C" NOT NULL,
+  token bigint NOT NULL,
+  at bigint NOT NULL,
+  PRIMARY KEY (id, key)
+);
+
 CREATE TABLE {queue} (
   name text COLLATE "C" PRIMARY KEY,
   paused smallint NOT NULL DEFAULT 0,

@@ -60,6 +60,15 @@ CREATE TABLE {dedupe} (
 
 CREATE INDEX {prefix}message_dedupe_expiry ON {dedupe} (expires_at);
 
+-- What handlers did once, by message and key of their own.
+CREATE TABLE {once} (
+  id BLOB NOT NULL,
+  key TEXT NOT NULL,
+  token INTEGER NOT NULL,
+  at INTEGER NOT NULL,
+  PRIMARY KEY (id, key)
+) WITHOUT ROWID;
+
 CREATE TABLE {queue} (
   name TEXT NOT NULL PRIMARY KEY,
   paused INTEGER NOT NULL DEFAULT 0,
