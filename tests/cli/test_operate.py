@@ -1,0 +1,185 @@
+"""The commands that change something."""
+
+from uuid import UUID, uuid4
+
+from millpond import Ack, Message, Nack, Reject
+from tests.cli.conftest import Cli, published, settled, with_store
+
+
+def failed(url: str, count: int, reason: str = "no stock", queue: str = "orders") -> list[str]:
+    published(url, [Message(queue=queue, payload=b"%d" % n, key="k", headers={"a": 1}) for n in range(count)])
+    return settled(url, queue, lambda claim: Reject(claim.receipt, reason))
+
+
+def stats(cli: Cli, queue: str = "orders") -> dict[str, int]:
+    counts: dict[str, int] = cli.ok("stats", queue, "--json").json["queues"][queue]
+    return counts
+
+
+# --- retry ------------------------------------------------------------------------------------------
+
+
+def test_retry_by_id_publishes_a_failed_message_again(cli: Cli, url: str) -> None:
+    (id_,) = failed(url, 1)
+    said = cli.ok("retry", id_, "--json").json
+    (new,) = said["published"]
+    assert new != id_ and said == {"published": [new], "hastened": [], "before": [], "left": {}}
+    again = cli.ok("show", new, "--json").json
+    assert (again["state"], again["body"], again["key"], again["deliveries"]) == ("PENDING", 0, "k", 0)
+    assert again["headers"] == {"a": 1, "replay-of": id_}
+    assert (stats(cli)["PENDING"], stats(cli)["FAILED"]) == (1, 1), "the archived row stays"
+
+
+def test_retry_twice_is_harmless(cli: Cli, url: str) -> None:
+    ids = failed(url, 3)
+    assert cli.ok("retry", *ids).out == "3 published again\n"
+    assert cli.ok("retry", *ids).out == "0 published again\n3 had been retried before\n"
+    assert stats(cli)["PENDING"] == 3
+
+
+def test_retry_stays_harmless_when_the_dedupe_window_has_passed(cli: Cli, url: str) -> None:
+    (id_,) = failed(url, 1)
+    with_store(url, lambda store: store.replay([UUID(id_)], name="retry"), dedupe_for=0)
+    settled(url, "orders", lambda claim: Ack(claim.receipt))
+    assert cli.ok("retry", id_).out == "0 published again\n1 had been retried before\n"
+    assert stats(cli)["PENDING"] == 0
+
+
+def test_a_retried_message_that_fails_again_can_be_retried_again(cli: Cli, url: str) -> None:
+    failed(url, 1)
+    cli.ok("retry", "--queue", "orders")
+    settled(url, "orders", lambda claim: Reject(claim.receipt, "no stock"))
+    assert cli.ok("retry", "--queue", "orders").out == "1 published again\n1 had been retried before\n"
+
+
+def test_retry_a_queue_or_a_reason(cli: Cli, url: str) -> None:
+    failed(url, 3)
+    failed(url, 2, "too late")
+    failed(url, 1, queue="mails")
+    assert cli.ok("retry", "--queue", "orders", "--reason", "too late").out == "2 published again\n"
+    assert cli.ok("retry", "--queue", "orders").out == "3 published again\n2 had been retried before\n"
+    assert cli.ok("retry", "--queue", "nothing").out == "0 published again\n"
+
+
+def test_retry_many_pages(cli: Cli, url: str) -> None:
+    for _ in range(3):
+        failed(url, 900)
+    assert cli.ok("retry", "--queue", "orders").out == "2700 published again\n"
+    assert stats(cli)["PENDING"] == 2700
+
+
+def test_retry_makes_a_retryable_message_due_now(cli: Cli, url: str) -> None:
+    published(url, [Message(queue="orders", payload=b"1")])
+    (id_,) = settled(url, "orders", lambda claim: Nack(claim.receipt, delay=3600))
+    assert settled(url, "orders", lambda claim: Ack(claim.receipt)) == []
+    assert cli.ok("retry", id_).out == "0 published again\n1 due now\n"
+    assert settled(url, "orders", lambda claim: Ack(claim.receipt)) == [id_]
+
+
+def test_retry_leaves_others_alone_and_says_why(cli: Cli, url: str) -> None:
+    (bad,) = failed(url, 1)
+    published(url, [Message(queue="orders", payload=b"1")])
+    (completed,) = settled(url, "orders", lambda claim: Ack(claim.receipt))
+    (pending,) = published(url, [Message(queue="orders", payload=b"1")])
+    missing = str(uuid4())
+    said = cli.ok("retry", bad, completed, pending, missing, "--json").json
+    assert len(said["published"]) == 1
+    assert said["left"] == {
+        completed: "it is COMPLETED",
+        pending: "it is PENDING",
+        missing: "there is no such message",
+    }
+    said = cli("retry", missing)
+    assert said.code == 1 and said.err == "millpond: nothing could be retried\n"
+
+
+def test_retry_wants_to_know_which(cli: Cli, url: str) -> None:
+    for args in ([], [str(uuid4()), "--queue", "q"], ["--reason", "r"]):
+        assert "Give ids, or --queue" in cli.fails(2, "retry", *args)
+
+
+# --- replay -----------------------------------------------------------------------------------------
+
+
+def test_replay_publishes_archived_messages_again_under_a_name(cli: Cli, url: str) -> None:
+    published(url, [Message(queue="orders", payload=b"1") for _ in range(3)])
+    ids = settled(url, "orders", lambda claim: Ack(claim.receipt))
+    assert cli.ok("replay", ids[0], "--name", "fix-1").out == "1 published\n"
+    assert cli.ok("replay", "--queue", "orders", "--name", "fix-1").out == "2 published\n", "one was done before"
+    assert cli.ok("replay", "--queue", "orders", "--name", "fix-1").out == "0 published\n"
+    assert cli.ok("replay", "--queue", "orders", "--name", "fix-2", "--to", "other", "--json").json["published"]
+    assert (stats(cli)["PENDING"], stats(cli, "other")["PENDING"]) == (3, 3)
+
+
+def test_replay_chooses_by_state_and_time(cli: Cli, url: str) -> None:
+    failed(url, 2)
+    published(url, [Message(queue="orders", payload=b"1")])
+    settled(url, "orders", lambda claim: Ack(claim.receipt))
+    queue = ("--queue", "orders", "--name")
+    assert cli.ok("replay", *queue, "a", "--until", "2020-01-01T00:00:00Z").out == "0 published\n"
+    assert (
+        cli.ok("replay", *queue, "b", "--since", "2020-01-01T00:00:00Z", "--state", "completed").out == "1 published\n"
+    )
+    assert cli.ok("replay", *queue, "c").out == "3 published\n"
+
+
+def test_replay_wants_a_name_and_a_choice(cli: Cli, url: str) -> None:
+    assert "--name" in cli.fails(2, "replay", str(uuid4()))
+    assert "Give ids, or --queue" in cli.fails(2, "replay", "--name", "x")
+    assert "leave them out with ids" in cli.fails(2, "replay", str(uuid4()), "--name", "x", "--state", "failed")
+
+
+# --- reschedule, cancel, pause, resume, purge -------------------------------------------------------
+
+
+def test_reschedule(cli: Cli, url: str) -> None:
+    ids = published(url, [Message(queue="orders", payload=b"%d" % n, delay=3600) for n in range(2)])
+    assert cli.ok("reschedule", *ids, "--priority", "5", "--delay", "0").out == "2 rescheduled\n"
+    assert cli.ok("show", ids[0], "--json").json["priority"] == 5
+    cli.ok("reschedule", ids[1], "--due-at", "2999-01-31T08:00:00Z", "--attempts", "3")
+    shown = cli.ok("show", ids[1], "--json").json
+    assert (shown["due_at"], shown["attempts"]) == ("2999-01-31T08:00:00Z", 3)
+    assert settled(url, "orders", lambda claim: Ack(claim.receipt)) == [ids[0]]
+    assert cli.ok("reschedule", *ids, "--delay", "1h").out == "1 rescheduled of 2; the others are not waiting\n"
+    said = cli("reschedule", ids[0], "--delay", "1h")
+    assert said.code == 1 and "none of these messages is waiting" in said.err
+    assert "--priority" in cli.fails(2, "reschedule", ids[0])
+
+
+def test_cancel(cli: Cli, url: str) -> None:
+    ids = published(url, [Message(queue="orders", payload=b"1") for _ in range(2)])
+    assert cli.ok("cancel", ids[0], "--reason", "customer left", "--json").json == {"cancelled": [ids[0]]}
+    shown = cli.ok("show", ids[0], "--json").json
+    assert (shown["state"], shown["reason"], shown["attempts"]) == ("FAILED", "customer left", 0)
+    assert settled(url, "orders", lambda claim: Ack(claim.receipt)) == [ids[1]]
+    assert cli("cancel", ids[1]).code == 1
+
+
+def test_pause_and_resume(cli: Cli, url: str) -> None:
+    ids = published(url, [Message(queue="orders", payload=b"1")])
+    assert cli.ok("pause", "orders").out == "paused orders\n"
+    assert stats(cli)["paused"] is True
+    assert settled(url, "orders", lambda claim: Ack(claim.receipt)) == []
+    assert cli.ok("resume", "orders", "--json").json == {"queue": "orders", "paused": False}
+    assert settled(url, "orders", lambda claim: Ack(claim.receipt)) == ids
+
+
+def test_purge(cli: Cli, url: str) -> None:
+    failed(url, 2)
+    failed(url, 1, queue="mails")
+    published(url, [Message(queue="orders", payload=b"1")])
+    settled(url, "orders", lambda claim: Ack(claim.receipt))
+    published(url, [Message(queue="orders", payload=b"live")])
+    assert cli.ok("purge", "--older-than", "7d").out == "0 purged\n"
+    assert cli.ok("purge", "orders", "--older-than", "0s", "--state", "completed", "--json").json == {"purged": 1}
+    assert cli.ok("purge", "orders", "--older-than", "0s").out == "2 purged\n"
+    assert cli.ok("purge", "--older-than", "0").out == "1 purged\n"
+    assert (stats(cli)["PENDING"], stats(cli)["FAILED"]) == (1, 0)
+    assert "7d" in cli.fails(2, "purge", "--older-than", "a week")
+
+
+def test_purge_by_retention(cli: Cli, url: str) -> None:
+    failed(url, 2)
+    assert cli.ok("purge").out == "0 purged\n", "kept for ever unless somebody says otherwise"
+    with_store(url, lambda store: store.retain("orders", completed=0, failed=0))
+    assert cli.ok("purge").out == "2 purged\n"
