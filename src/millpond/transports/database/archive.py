@@ -6,7 +6,7 @@ where the database keeps a partition for each day, whole days go first (see part
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -16,14 +16,12 @@ from millpond.message import SETTLED, State, decode_headers, replayed_id
 from millpond.transports.database import statements as sql
 from millpond.transports.database.browse import archived_queues
 from millpond.transports.database.dialect import Dialect
+from millpond.transports.database.partitions import Cutoffs
 from millpond.transports.database.publish import unpublished
 from millpond.transports.database.statement import Many, Query, Steps
 
 PURGE_BATCH = 5000
 REPLAY_BATCH = 500
-
-Cutoffs = Mapping[tuple[str, State], int]
-"""Of each queue and state, up to when the archive is purged."""
 
 
 # --- purge ----------------------------------------------------------------------------------------------

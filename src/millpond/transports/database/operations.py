@@ -22,8 +22,9 @@ from millpond.message import (
     short_error,
 )
 from millpond.transport import QueueStats, Row
-from millpond.transports.database import archive, browse, reschedule
+from millpond.transports.database import archive, browse, partitions, reschedule
 from millpond.transports.database.engine import Mode
+from millpond.transports.database.partitions import Cutoffs
 from millpond.transports.database.reschedule import Changed
 from millpond.transports.database.running import Running
 from millpond.transports.database.statement import Steps
@@ -194,12 +195,22 @@ class Operations(Running):
             lambda again: archive.cutoffs(self.dialect, name, older_than=age, states=chosen, now=self._now()),
             Mode.READ,
         )
-        total = 0
+        total = await self._purge_days(cutoffs)
         for (owner, state), until in cutoffs.items():
             total += await self._little_by_little(
                 lambda owner=owner, state=state, until=until: archive.purge_some(self.dialect, owner, state, until)  # type: ignore[misc]
             )
         await self._little_by_little(lambda: archive.forget_ids(self.dialect, self._now()))
+        return total
+
+    async def _purge_days(self, cutoffs: Cutoffs) -> int:
+        """Whole partitions, where there are any; what cannot be had at once is deleted row by row."""
+        d, total = self.dialect, 0
+        await self._run(lambda again: partitions.make_partitions(d, self._now()), Mode.WRITE)
+        for part, size in await self._run(lambda again: partitions.purgeable(d, cutoffs, self._now()), Mode.READ):
+            if await self._run(lambda again, part=part: partitions.empty(d, part, cutoffs), Mode.WRITE):  # type: ignore[misc]
+                total += size
+                await self._run(lambda again, part=part: partitions.drop_if_empty(d, part), Mode.WRITE)  # type: ignore[misc]
         return total
 
     async def _little_by_little(self, steps: Callable[[], Steps[int]]) -> int:
