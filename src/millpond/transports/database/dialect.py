@@ -65,6 +65,8 @@ class Dialect(ABC):
     fused: ClassVar[Fused | None] = None
     """Whole operations in one statement, where the database can."""
     no_floor: ClassVar[tuple[int, Any]] = (-1, None)
+    day_partitions: ClassVar[bool] = False
+    """The archive has a partition for each day, which purge can drop whole."""
     words: ClassVar[Mapping[str, str]]
     overrides: ClassVar[Mapping[str, str]] = {}
     """Shared text -> this database's own, each with its reason beside it."""

@@ -10,6 +10,7 @@ import msgspec
 from millpond.errors import NotMigrated, SchemaMismatch
 from millpond.transports.database.dialect import Dialect
 from millpond.transports.database.engine import Engine, Mode
+from millpond.transports.database.partitions import make_partitions
 from millpond.transports.database.statement import Query, Statement, Steps
 
 _APPLIED = "SELECT max(version) FROM {migration}"
@@ -37,7 +38,9 @@ def migrations(d: Dialect) -> list[Migration]:
 async def migrate(engine: Engine) -> list[Migration]:
     """Bring the database to this version; returns what was applied."""
     fresh = await applied_version(engine) == 0
-    return await engine.run(lambda: _migrate(engine.dialect, migrations(engine.dialect), fresh))
+    applied = await engine.run(lambda: _migrate(engine.dialect, migrations(engine.dialect), fresh))
+    await engine.run(lambda: make_partitions(engine.dialect, None))
+    return applied
 
 
 def _migrate(d: Dialect, wanted: list[Migration], fresh: bool) -> Steps[list[Migration]]:
