@@ -7,7 +7,9 @@ from types import ModuleType
 from typing import Any
 
 from millpond.errors import MissingDriver, UnknownScheme, not_supported
+from millpond.telemetry import Telemetry
 from millpond.transport import Capability, Store, Transport
+from millpond.transports.observed import Observed
 from millpond.transports.url import Url
 
 _SCHEMES = {
@@ -21,14 +23,15 @@ _SCHEMES = {
 """Scheme -> (module with `connect`, and `dialect` if it is a database; extra that installs its driver)."""
 
 
-async def connect(url: str, **options: Any) -> Transport:
+async def connect(url: str, *, telemetry: Telemetry | None = None, **options: Any) -> Transport:
     """Open a transport: `sqlite:///orders.db`, `postgresql://…`, `mysql://…`, `mariadb://…`, `memory://`.
 
-    Options are those of the backend; an unknown one is an error. See docs/reference/options.md.
+    What passes through it is announced to `telemetry`. Other options are those of the backend; an unknown one
+    is an error. See docs/reference/options.md.
     """
     parsed = Url(url)
     transport: Transport = await _backend(parsed).connect(parsed, **options)
-    return transport
+    return transport if telemetry is None else Observed(transport, telemetry)
 
 
 def check(url: str, **options: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from millpond.clock import Seconds
@@ -141,9 +141,9 @@ class Delivery:
             raise LeaseLost([self.claim.receipt])
 
     def _store(self) -> Store:
-        if Capability.TRANSACTIONS not in self._transport.capabilities or not isinstance(self._transport, Store):
+        if Capability.TRANSACTIONS not in self._transport.capabilities:
             raise not_supported("a decision within your transaction", Capability.TRANSACTIONS)
-        return self._transport
+        return cast(Store, self._transport)
 
 
 async def _awaited(awaitable: Awaitable[bool]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
 
 from millpond.clock import Seconds
 from millpond.errors import InvalidOption
@@ -21,13 +22,14 @@ log = logging.getLogger("millpond.worker")
 
 
 class Worker:
-    """The loops of one process over one transport."""
+    """The loops of one process over one transport; `connect` opens another for the heartbeat's thread."""
 
     def __init__(
         self,
-        connect: Callable[[], Awaitable[Transport]],
+        transport: Transport,
         subscriptions: Sequence[Subscription],
         *,
+        connect: Callable[[], Awaitable[Transport]],
         graceful_timeout: Seconds = 15.0,
         flush_size: int = 500,
         flush_interval: Seconds = 0.005,
@@ -35,12 +37,14 @@ class Worker:
     ) -> None:
         if not subscriptions:
             raise InvalidOption("there is nothing to do: no subscriber was declared")
+        self._transport = transport
         self._connect = connect
         self._subscriptions = subscriptions
         self._graceful = seconds(graceful_timeout)
         self._flush = (flush_size, seconds(flush_interval))
         self._name = name
         self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._attempts: list[Attempts] = []
         self.ready = asyncio.Event()
         """Set while the worker claims."""
@@ -48,7 +52,12 @@ class Worker:
         """Leases lost, so far."""
 
     def stop(self) -> None:
-        """Claim no more, let running handlers finish, write every outcome; `run` then returns."""
+        """Claim no more, let running handlers finish, write every outcome; `run` then returns.
+
+        Told a second time, it interrupts the handlers that still run.
+        """
+        if self._stop.is_set():
+            self._hurry.set()
         self._stop.set()
 
     @property
@@ -60,23 +69,18 @@ class Worker:
         return sum(len(attempts.held) for attempts in self._attempts)
 
     async def run(self) -> None:
-        """Work until told to stop."""
-        transport = await self._connect()
-        try:
-            await self._work(transport)
-        finally:
-            await transport.close()
-
-    async def _work(self, transport: Transport) -> None:
+        """Work until told to stop. The transport stays open."""
+        transport = self._transport
         settling = Settling(
             transport, size=self._flush[0], interval=self._flush[1], idle=self._idle, settled=self._settled
         )
         self._attempts = [Attempts(subscription, transport, settling) for subscription in self._subscriptions]
         presence: Presence | None = None
         reaping = None
-        if Capability.PRESENCE in transport.capabilities and isinstance(transport, Store):
-            presence = await transport.join(self._name)
-            reaping = asyncio.create_task(reap(transport))
+        if Capability.PRESENCE in transport.capabilities:
+            store = cast(Store, transport)
+            presence = await store.join(self._name)
+            reaping = asyncio.create_task(reap(store))
         heartbeat = Heartbeat(transport, self._connect, presence, self._attempts, self._lose)
         claims = [Claiming(transport, attempts, lambda: heartbeat.alive) for attempts in self._attempts]
         heartbeat.start()
@@ -109,7 +113,11 @@ class Worker:
         await asyncio.wait(claiming)
         for attempts in self._attempts:
             attempts.stop()  # what the last claim brought
-        _, late = await asyncio.wait(handlers, timeout=self._graceful)
+        hurry = asyncio.create_task(self._hurry.wait())
+        finished = asyncio.gather(*handlers, return_exceptions=True)
+        await asyncio.wait([hurry, finished], timeout=self._graceful, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        late = [handler for handler in handlers if not handler.done()]
         if late:
             log.warning("%d handlers did not finish in %g s and are interrupted", self.running, self._graceful)
             for attempts in self._attempts:

@@ -12,10 +12,12 @@ from millpond.clock import SECOND, micros, monotonic
 from millpond.errors import (
     AuthenticationFailed,
     Closed,
+    EncryptionFailed,
     NotMigrated,
     StoreBusy,
     StoreError,
     StoreUnavailable,
+    UnknownDatabase,
 )
 from millpond.transports.database.dialect import Dialect, Trouble
 from millpond.transports.database.engine import Engine, Mode
@@ -36,6 +38,8 @@ class Running:
         self._busy_for = micros(options.busy_timeout, "busy_timeout") / SECOND
         self._reconnect_for = micros(options.reconnect_timeout, "reconnect_timeout") / SECOND
         self._closed = False
+        self.on_reconnect: Callable[[float], None] | None = None
+        """Told how long there was no connection, when there is one again."""
 
     @property
     def dialect(self) -> Dialect:
@@ -59,7 +63,10 @@ class Running:
         while True:
             self._check_open()
             try:
-                return await self._engine.run(partial(make, again), mode)
+                result = await self._engine.run(partial(make, again), mode)
+                if again and self.on_reconnect is not None:
+                    self.on_reconnect(monotonic() - started)
+                return result
             except Exception as e:
                 trouble = self.dialect.trouble(e)
                 elapsed = monotonic() - started
@@ -76,6 +83,8 @@ class Running:
                             f"no connection to the database at {self.url} for {elapsed:.1f} s; the call may be "
                             "made again"
                         ) from e
+                elif trouble is Trouble.FOREIGN:
+                    raise
                 else:
                     raise self.meaning(e, trouble) from e
                 await asyncio.sleep(pause * (0.5 + random.random()))
@@ -85,14 +94,20 @@ class Running:
         match trouble:
             case Trouble.REFUSED:
                 return AuthenticationFailed(
-                    f"the database refused the login or a right at {self.url}; check user, password and grants"
+                    f"the database refused the login or a right at {self.url}; check user, password, grants, and "
+                    "whether it asks for TLS"
                 )
+            case Trouble.UNTRUSTED:
+                return EncryptionFailed(
+                    f"no encrypted connection to {self.url}: the server offers no TLS, or its certificate is not "
+                    "signed by an authority you trust for this host; check the CA file and the host name"
+                )
+            case Trouble.NO_DATABASE:
+                return UnknownDatabase(f"the server has no such database: {self.url}; create it first")
             case Trouble.UNMIGRATED:
                 return NotMigrated(
                     f"the database at {self.url} lacks a table or column of Millpond's; "
                     f"run: millpond migrate {self.url}"
                 )
-            case Trouble.FOREIGN:
-                return error
             case _:
                 return StoreError(f"the database at {self.url} answered: {type(error).__name__}: {error}")
