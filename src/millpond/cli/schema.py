@@ -1,7 +1,7 @@
 """`millpond migrate`: make or update the tables, or print how."""
 
 import asyncio
-from typing import Annotated
+from typing import Any, Annotated
 
 import typer
 
@@ -36,7 +36,7 @@ def migrate(
         print(f"nothing to do: {Url(url)} has the tables of this version")
 
 
-async def _migrate(url: str, options: dict[str, str]) -> list[str]:
+async def _migrate(url: str, options: dict[str, Any]) -> list[str]:
     if not transports.is_database(url):
         raise not_supported("migrating", Capability.DURABLE)
     store = await transports.connect(url, **options, migrate=True)

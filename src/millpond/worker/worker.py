@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 from millpond.clock import Seconds
 from millpond.errors import InvalidOption
@@ -114,8 +114,8 @@ class Worker:
         for attempts in self._attempts:
             attempts.stop()  # what the last claim brought
         hurry = asyncio.create_task(self._hurry.wait())
-        finished = asyncio.gather(*handlers, return_exceptions=True)
-        await asyncio.wait([hurry, finished], timeout=self._graceful, return_when=asyncio.FIRST_COMPLETED)
+        ends: list[asyncio.Future[Any]] = [hurry, asyncio.gather(*handlers, return_exceptions=True)]
+        await asyncio.wait(ends, timeout=self._graceful, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         late = [handler for handler in handlers if not handler.done()]
         if late:
