@@ -121,6 +121,14 @@ class AuthenticationFailed(StoreError):
     """The database refused the user or the password."""
 
 
+class EncryptionFailed(StoreError):
+    """No encrypted connection: the server's certificate is not trusted, or it offers no TLS."""
+
+
+class UnknownDatabase(StoreError):
+    """The server has no database of this name."""
+
+
 class NotMigrated(StoreError):
     """The database has none of our tables, or older ones."""
 

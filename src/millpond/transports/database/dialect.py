@@ -27,6 +27,10 @@ class Trouble(Enum):
     """The connection is gone; whether the last commit happened is unknown."""
     REFUSED = auto()
     """The database does not let this user in."""
+    UNTRUSTED = auto()
+    """No encrypted connection: a certificate that we do not trust, or no TLS at all."""
+    NO_DATABASE = auto()
+    """The server does not know the database."""
     UNMIGRATED = auto()
     """A table or column of ours is missing."""
     OTHER = auto()

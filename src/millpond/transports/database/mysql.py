@@ -14,8 +14,16 @@ import msgspec
 from millpond.clock import SECOND, micros
 from millpond.errors import InvalidURL, StoreBusy
 from millpond.transports.database import statements as sql
+from millpond.transports.database.borrowed import BorrowedEngine, source
 from millpond.transports.database.dialect import Dialect, Trouble
 from millpond.transports.database.engine import Mode
+from millpond.transports.database.login import (
+    call_timeout,
+    check_parameters,
+    connect_timeout,
+    is_untrusted,
+    tls_context,
+)
 from millpond.transports.database.opening import open_store
 from millpond.transports.database.options import StoreOptions, parse
 from millpond.transports.database.pool import Pool
@@ -120,23 +128,21 @@ class MysqlDialect(Dialect):
     def unlock_migrations(self) -> Steps[None]:
         yield Query(self.sql("SELECT RELEASE_LOCK(concat(left({database}, 24), '.{prefix}migrate'))"), {})
 
-    def usable(self, error: BaseException) -> bool:
-        """Whether a connection that raised this may be used again."""
-        return isinstance(error, Exception) and self.trouble(error) in (
-            Trouble.BUSY,
-            Trouble.OTHER,
-            Trouble.UNMIGRATED,
-        )
-
     def trouble(self, error: BaseException) -> Trouble:
+        if getattr(error, "connection_invalidated", False):
+            return Trouble.LOST  # as SQLAlchemy says
         error = getattr(error, "orig", None) or error  # SQLAlchemy wraps the driver's
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         if code in (1205, 1213, 3572):
             return Trouble.BUSY
         if code in (1044, 1045, 1698, 1142):
             return Trouble.REFUSED
-        if code in (1146, 1054, 1049):
+        if code == 1049:
+            return Trouble.NO_DATABASE
+        if code in (1146, 1054):
             return Trouble.UNMIGRATED
+        if is_untrusted(error.__cause__):
+            return Trouble.UNTRUSTED
         if code in _LOST or isinstance(error, OSError | EOFError | asyncio.TimeoutError):
             return Trouble.LOST
         if isinstance(error, asyncmy.errors.InterfaceError | asyncmy.errors.InternalError) and code == 0:
@@ -170,27 +176,39 @@ _LOST = {
 class MysqlEngine:
     """A pool of asyncmy connections."""
 
-    def __init__(self, dialect: MysqlDialect, pool: Pool, connect: Callable[[], Awaitable[Any]]) -> None:
+    def __init__(
+        self, dialect: MysqlDialect, pool: Pool, connect: Callable[[], Awaitable[Any]], *, call_timeout: float
+    ) -> None:
         self.dialect = dialect
         self._pool = pool
         self._connect = connect
+        self._call_timeout = call_timeout
 
     async def run(self, steps: Callable[[], Steps[T]], mode: Mode = Mode.WRITE) -> T:
         async with self._pool.connection() as connection:
             if mode is Mode.READ:
-                return await drive_async(steps(), executor(connection))
+                return await drive_async(steps(), self._executor(connection))
             return await self._transaction(connection, steps)
 
     async def _transaction(self, connection: Any, steps: Callable[[], Steps[T]]) -> T:
-        await connection.begin()
+        await self._in_time(connection.begin())
         try:
-            result = await drive_async(steps(), executor(connection))
+            result = await drive_async(steps(), self._executor(connection))
         except Exception as e:
             if self.dialect.trouble(e) is not Trouble.LOST:
-                await connection.rollback()
+                await self._in_time(connection.rollback())
             raise
-        await connection.commit()
+        await self._in_time(connection.commit())
         return result
+
+    def _executor(self, connection: Any) -> Callable[[Step], Any]:
+        execute = executor(connection)
+        return lambda step: self._in_time(execute(step))
+
+    async def _in_time(self, answer: Awaitable[T]) -> T:
+        # The driver's own timeout is for reading only: a network that swallows all stops a large write too.
+        async with asyncio.timeout(self._call_timeout):
+            return await answer
 
     async def hold(self, worker: int) -> MysqlSession:
         connection = await self._connect()
@@ -247,30 +265,35 @@ def dialect(options: StoreOptions) -> MysqlDialect:
 async def connect(url: Url, **given: Any) -> DatabaseStore:
     """A store on MySQL 8 or MariaDB 10.6+."""
     options = parse(given)
+    words = dialect(options)
+    if options.pool is not None:
+        borrowing = source(options.pool, words.name)
+        return await open_store(BorrowedEngine(words, borrowing, call_timeout=call_timeout(options)), options, url)
     database = url.path.removeprefix("/")
     if not url.host or not database or "/" in database:
         raise InvalidURL(f"{url} names no database: write {url.scheme}://user:password@host:3306/database")
-    words = dialect(options)
+    check_parameters(url, ("ssl", "ssl_ca", "ssl_cert", "ssl_key"), files=("ssl_ca", "ssl_cert", "ssl_key"))
+    tls = tls_context(url, options)
 
-    def connection() -> Awaitable[Any]:
-        return _connect(url, database, options)
+    async def connection() -> Any:
+        async with asyncio.timeout(connect_timeout(options)):
+            return await _connect(url, database, options, tls)
 
-    pool = Pool(connection, _close, options.pool_size, words.usable)
-    return await open_store(MysqlEngine(words, pool, connection), options, url)
+    pool = Pool(connection, _close, options.pool_size, words.trouble)
+    engine = MysqlEngine(words, pool, connection, call_timeout=call_timeout(options))
+    return await open_store(engine, options, url)
 
 
-async def _connect(url: Url, database: str, options: StoreOptions) -> Any:
+async def _connect(url: Url, database: str, options: StoreOptions, tls: ssl.SSLContext | None) -> Any:
     connection = await asyncmy.connect(
         host=url.host,
         port=url.port or 3306,
         user=url.user or "",
-        password=url.password or "",
+        password=(url.password or "").encode(),  # as text it would have to be Latin-1
         db=database,
         autocommit=True,
         charset="utf8mb4",
-        connect_timeout=10,
-        read_timeout=int(micros(options.call_timeout, "call_timeout") / SECOND) or None,
-        ssl=ssl.create_default_context() if options.tls is True else options.tls or None,
+        ssl=tls,
     )
     lock_wait = max(1, micros(options.busy_timeout, "busy_timeout") // SECOND)
     async with connection.cursor() as cursor:

@@ -25,6 +25,8 @@ async def open_store(engine: Engine, options: StoreOptions, url: Url, *, migrate
     except Exception as e:
         await store.close()
         trouble = engine.dialect.trouble(e)
+        if trouble is Trouble.FOREIGN:
+            raise
         if trouble is Trouble.LOST:
             raise Unreachable(
                 f"nothing answers at {url} ({type(e).__name__}); is the server running, and are host and port right?"

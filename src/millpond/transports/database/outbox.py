@@ -171,8 +171,9 @@ class Asyncpg:
                 values = [statement.render(Style.DOLLAR, params)[1] for params in all_params]
                 await self.connection.executemany(text, values)
                 return ()
-            case Copy():
-                raise _no_copy()
+            case Copy(table, schema, columns, records):
+                await self.connection.copy_records_to_table(table, schema_name=schema, columns=columns, records=records)
+                return ()
 
 
 # --- SQLAlchemy ------------------------------------------------------------------------------------------
@@ -253,7 +254,7 @@ def _sqlite(connection: Any) -> Borrowed:
     return Cursors(connection, "sqlite", Style.QMARK, cursor)
 
 
-def _mysql(connection: Any) -> Borrowed:
+def of_mysql(connection: Any) -> Borrowed:
     package = "asyncmy" if _found(connection, _ASYNCHRONOUS) else "pymysql"
     return Cursors(connection, "mysql", Style.FORMAT, lambda c: c.cursor(sys.modules[f"{package}.cursors"].Cursor))
 
@@ -261,7 +262,7 @@ def _mysql(connection: Any) -> Borrowed:
 _SYNCHRONOUS: dict[str, Callable[[Any], Any]] = {
     "psycopg.Connection": _psycopg,
     "sqlite3.Connection": _sqlite,
-    "pymysql.connections.Connection": _mysql,
+    "pymysql.connections.Connection": of_mysql,
     "sqlalchemy.engine.base.Connection": SqlAlchemy,
     "sqlalchemy.orm.session.Session": _of_session,
     "sqlalchemy.orm.scoping.scoped_session": _of_session,
@@ -273,7 +274,7 @@ _ASYNCHRONOUS: dict[str, Callable[[Any], Any]] = {
     "asyncpg.connection.Connection": Asyncpg,
     "asyncpg.pool.PoolConnectionProxy": Asyncpg,
     "aiosqlite.core.Connection": _sqlite,
-    "asyncmy.connection.Connection": _mysql,
+    "asyncmy.connection.Connection": of_mysql,
     "sqlalchemy.ext.asyncio.engine.AsyncConnection": SqlAlchemy,
     "sqlalchemy.ext.asyncio.session.AsyncSession": _of_session,
     "sqlalchemy.ext.asyncio.scoping.async_scoped_session": _of_session,
@@ -288,15 +289,17 @@ async def _borrow(connection: Any) -> Borrowed:
     return borrowed
 
 
+def known_as(thing: Any) -> list[str]:
+    """The full names of a thing's class and of those it comes from."""
+    return [f"{cls.__module__}.{cls.__qualname__}" for cls in type(thing).__mro__]
+
+
 def _found(connection: Any, table: dict[str, Callable[[Any], Any]]) -> Callable[[Any], Any] | None:
-    for cls in type(connection).__mro__:
-        if make := table.get(f"{cls.__module__}.{cls.__qualname__}"):
-            return make
-    return None
+    return next((table[name] for name in known_as(connection) if name in table), None)
 
 
 def _name(connection: Any) -> str:
-    return f"{type(connection).__module__}.{type(connection).__qualname__}"
+    return known_as(connection)[0]
 
 
 def _wrong(connection: Any, more: str = "") -> WrongConnection:

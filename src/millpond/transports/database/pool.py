@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from millpond.transports.database.dialect import Trouble
+
 
 class Pool:
     """At most `size` connections; the one used last is used next, so that the others may rest."""
@@ -16,11 +18,11 @@ class Pool:
         connect: Callable[[], Awaitable[Any]],
         close: Callable[[Any], Awaitable[None]],
         size: int,
-        usable: Callable[[BaseException], bool],
+        trouble: Callable[[BaseException], Trouble],
     ) -> None:
         self._connect = connect
         self._close = close
-        self._usable = usable
+        self._trouble = trouble
         self._free: list[Any] = []
         self._slots = asyncio.Semaphore(size)
         self._closed = False
@@ -32,23 +34,28 @@ class Pool:
             connection = self._free.pop() if self._free else await self._connect()
             try:
                 yield connection
-            except BaseException as e:
-                # A lost connection says that the server went away: the resting ones are as dead.
-                if self._usable(e):
-                    self._free.append(connection)
-                else:
-                    await self._discard([connection, *self._free])
+            except Exception as e:
+                trouble = self._trouble(e)
+                if trouble is Trouble.LOST:
+                    # The server went away: the resting ones are as dead.
+                    await self._discard_free()
+                await self._give_back(connection, trouble in (Trouble.BUSY, Trouble.OTHER, Trouble.UNMIGRATED))
                 raise
-            if self._closed:
-                await self._discard([connection])
-            else:
-                self._free.append(connection)
+            except BaseException:  # cancelled in the middle of an answer
+                await self._close(connection)
+                raise
+            await self._give_back(connection, True)
 
     async def close(self) -> None:
         self._closed = True
-        await self._discard(self._free)
+        await self._discard_free()
 
-    async def _discard(self, connections: list[Any]) -> None:
-        for connection in connections:
+    async def _give_back(self, connection: Any, usable: bool) -> None:
+        if usable and not self._closed:
+            self._free.append(connection)
+        else:
             await self._close(connection)
-        self._free = [c for c in self._free if c not in connections]
+
+    async def _discard_free(self) -> None:
+        while self._free:
+            await self._close(self._free.pop())

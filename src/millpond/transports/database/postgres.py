@@ -10,12 +10,16 @@ from uuid import UUID
 
 import asyncpg
 
-from millpond.clock import SECOND, micros
+from millpond.clock import micros
+from millpond.errors import InvalidOption, InvalidURL
 from millpond.transports.database import statements as sql
+from millpond.transports.database.borrowed import BorrowedEngine, source
 from millpond.transports.database.dialect import Dialect, Fused, Trouble
-from millpond.transports.database.engine import Mode
+from millpond.transports.database.engine import Engine, Mode
+from millpond.transports.database.login import call_timeout, check_parameters, connect_timeout, is_untrusted
 from millpond.transports.database.opening import open_store
 from millpond.transports.database.options import StoreOptions, parse
+from millpond.transports.database.outbox import known_as
 from millpond.transports.database.statement import Copy, Many, Query, Rows, Step, Steps, Style, drive_async
 from millpond.transports.database.store import DatabaseStore
 from millpond.transports.url import Url
@@ -166,6 +170,8 @@ class PostgresDialect(Dialect):
         yield Query(self.sql("SELECT pg_advisory_xact_lock(hashtext('{migration}'))"), {})
 
     def trouble(self, error: BaseException) -> Trouble:
+        if getattr(error, "connection_invalidated", False):
+            return Trouble.LOST  # as SQLAlchemy says
         error = getattr(error, "orig", None) or error  # SQLAlchemy wraps the driver's
         # By SQLSTATE, so that the errors of any driver a caller's engine brings are understood.
         state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
@@ -174,15 +180,23 @@ class PostgresDialect(Dialect):
                 return Trouble.BUSY
             if state[:2] == "08" or state in _LOST:
                 return Trouble.LOST
-            if state[:2] == "28":
+            if state[:2] == "28" or state == "42501":
                 return Trouble.REFUSED
+            if state == "3D000":
+                return Trouble.NO_DATABASE
             if state in ("42P01", "42703", "3F000"):
                 return Trouble.UNMIGRATED
             return Trouble.OTHER
+        if isinstance(error, asyncpg.ClientConfigurationError):
+            return Trouble.FOREIGN
         if isinstance(error, asyncpg.InterfaceError) and "clos" in str(error):
             return Trouble.LOST
+        if is_untrusted(error) or "rejected SSL upgrade" in str(error):
+            return Trouble.UNTRUSTED
         if isinstance(error, OSError | EOFError | asyncio.TimeoutError):
             return Trouble.LOST
+        if "psycopg.OperationalError" in known_as(error):  # without a state it is one of connecting
+            return Trouble.REFUSED if "authentication failed" in str(error) else Trouble.LOST
         return Trouble.OTHER if isinstance(error, asyncpg.InterfaceError) else Trouble.FOREIGN
 
 
@@ -198,7 +212,7 @@ class PostgresEngine:
         self,
         dialect: PostgresDialect,
         pool: Any,
-        connect: Callable[[], Awaitable[Any]] | None,
+        connect: Callable[[], Awaitable[Any]],
         *,
         pooler: bool,
         settings: dict[str, str],
@@ -209,7 +223,7 @@ class PostgresEngine:
         # A transaction pooler may hand each transaction to another session: settings and prepared
         # statements live no longer than one.
         self._pooler = pooler
-        self._settings = "; ".join(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())
+        self._settings = _for_a_transaction(settings)
 
     async def run(self, steps: Callable[[], Steps[T]], mode: Mode = Mode.WRITE) -> T:
         async with self._pool.acquire() as connection:
@@ -222,8 +236,6 @@ class PostgresEngine:
                 return await drive_async(steps(), execute)
 
     async def hold(self, worker: int) -> PostgresSession:
-        if self._connect is None:
-            return PostgresSession(await self._pool.acquire(), self._pool)
         return PostgresSession(await self._connect())
 
     async def discard(self, worker: int) -> None:
@@ -234,11 +246,10 @@ class PostgresEngine:
 
 
 class PostgresSession:
-    """A connection beside the pool, so that a small pool is not used up by it; or one of the caller's pool."""
+    """A connection beside the pool, so that a small pool is not used up by it."""
 
-    def __init__(self, connection: Any, pool: Any = None) -> None:
+    def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._pool = pool
 
     async def run(self, steps: Callable[[], Steps[T]]) -> T:
         # One transaction: what a pooler answers then comes from one session.
@@ -247,8 +258,6 @@ class PostgresSession:
 
     async def close(self) -> None:
         self._connection.terminate()
-        if self._pool is not None:
-            await self._pool.release(self._connection)
 
 
 def _executor(connection: Any) -> Callable[[Step], Any]:
@@ -283,18 +292,41 @@ async def connect(url: Url, **given: Any) -> DatabaseStore:
         "plan_cache_mode": "force_generic_plan",
         "enable_seqscan": "off",
     }
+    engine: Engine
     if options.pool is not None:
-        engine = PostgresEngine(words, options.pool, None, pooler=options.pooler, settings=settings)
+        borrowing = source(options.pool, words.name, _for_a_transaction(settings))
+        engine = BorrowedEngine(words, borrowing, call_timeout=call_timeout(options))
     else:
         pool = await _pool(url, options, settings)
         engine = PostgresEngine(words, pool, _alone(url, options), pooler=options.pooler, settings=settings)
-    return await open_store(engine, options, url)
+    try:
+        return await open_store(engine, options, url)
+    except asyncpg.ClientConfigurationError as e:
+        raise InvalidURL(f"{url} cannot be used: {e}") from None
+
+
+def _for_a_transaction(settings: dict[str, str]) -> str:
+    """One statement that sets all until the transaction ends."""
+    return "SELECT " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items())
+
+
+_URL_PARAMETERS = (
+    *("sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "sslcrl", "sslnegotiation"),
+    *("ssl_min_protocol_version", "ssl_max_protocol_version", "host", "port", "user", "password", "passfile"),
+    *("dbname", "service", "target_session_attrs", "krbsrvname", "gsslib", "application_name", "options"),
+    "search_path",
+)
+"""What asyncpg understands, and the server's settings that are of use. Others would be sent to the server as
+settings, so that a misspelt sslmode would be no error before the server says so, or none at all."""
 
 
 def _login(url: Url, options: StoreOptions) -> dict[str, Any]:
+    check_parameters(url, _URL_PARAMETERS, files=("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile"))
+    if options.tls is not None and "sslmode" in url.query:
+        raise InvalidOption("give either the option tls or sslmode in the URL, not both")
     return {
         "dsn": url.raw.replace("postgres://", "postgresql://", 1) if url.scheme == "postgres" else url.raw,
-        "timeout": 10,
+        "timeout": connect_timeout(options),
         "ssl": ssl.create_default_context() if options.tls is True else options.tls,
     }
 
@@ -306,7 +338,12 @@ def _alone(url: Url, options: StoreOptions) -> Callable[[], Awaitable[Any]]:
     settings = {"application_name": "millpond"} | ({} if options.pooler else alive)
 
     async def connect() -> Any:
-        return await asyncpg.connect(**_login(url, options), server_settings=settings, statement_cache_size=0)
+        return await asyncpg.connect(
+            **_login(url, options),
+            server_settings=settings,
+            statement_cache_size=0,
+            command_timeout=call_timeout(options),
+        )
 
     return connect
 
@@ -316,7 +353,7 @@ async def _pool(url: Url, options: StoreOptions, settings: dict[str, str]) -> An
         **_login(url, options),
         min_size=0,
         max_size=options.pool_size,
-        command_timeout=micros(options.call_timeout, "call_timeout") / SECOND,
+        command_timeout=call_timeout(options),
         # Poolers pass no settings on, and forget statements between transactions.
         server_settings={"application_name": "millpond"} | ({} if options.pooler else settings),
         statement_cache_size=0 if options.pooler else 256,
