@@ -55,6 +55,15 @@ def parse(given: dict[str, Any]) -> StoreOptions:
                 + (f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(names)}")
             )
     options = StoreOptions(**given)
+    if not isinstance(options.table_prefix, str) or not isinstance(options.schema, str | None):
+        raise InvalidOption("schema and table_prefix must be text")
+    # Not by truth: "no" would be true.
+    if options.migrate not in (True, False, None):
+        raise InvalidOption(f"migrate must be True, False or None, not {options.migrate!r}")
+    if options.pooler not in (True, False):
+        raise InvalidOption(f"pooler must be True or False, not {options.pooler!r}")
+    if not isinstance(options.tls, ssl.SSLContext | bool | None):
+        raise InvalidOption(f"tls must be True, False or an ssl.SSLContext, not {options.tls!r}")
     for name, low, high in (("pool_size", 1, 10_000), ("body_limit", 1, TRANSACTION_LIMIT)):
         value = getattr(options, name)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
