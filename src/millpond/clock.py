@@ -72,12 +72,11 @@ def micros(value: Seconds, option: str) -> int:
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidOption(f"{option} must be seconds or a timedelta, not {type(value).__name__}")
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value < math.inf:  # so written, it refuses what is not a number too
         raise InvalidTime(f"{option} must be zero or more seconds, not {value}")
-    result = round(value * SECOND)
-    if result > _LONGEST:
-        raise InvalidTime(f"{option} must be shorter than 100 years, not {value} seconds")
-    return result
+    if value > _LONGEST / SECOND:
+        raise InvalidTime(f"{option} must be shorter than 100 years")
+    return round(value * SECOND)
 
 
 def moment(value: datetime, option: str) -> int:

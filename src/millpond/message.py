@@ -157,6 +157,9 @@ def replayed_id(original: UUID, replay: str) -> UUID:
 
 def draft(message: Message, *, body_limit: int = BODY_LIMIT) -> Draft:
     """Check a message, or say exactly what is wrong with it."""
+    given_type: type = type(message)
+    if not issubclass(given_type, Message):
+        raise InvalidMessage(f"publish takes Message values, not {given_type.__name__}")
     check_name(message.queue, "queue")
     if message.key is not None:
         check_text(message.key, "key")

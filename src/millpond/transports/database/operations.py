@@ -15,13 +15,21 @@ from millpond.message import (
     SETTLED,
     Published,
     State,
-    check_id,
     check_name,
     check_priority,
     replayed_id,
     short_error,
 )
 from millpond.transport import QueueStats, Row
+from millpond.transports.arguments import (
+    archive_position,
+    live_position,
+    page_size,
+    queue_names,
+    states_among,
+    unique_ids,
+    whole_number,
+)
 from millpond.transports.database import archive, browse, partitions, reschedule
 from millpond.transports.database.engine import Mode
 from millpond.transports.database.partitions import Cutoffs
@@ -31,7 +39,6 @@ from millpond.transports.database.statement import Steps
 
 T = TypeVar("T")
 
-PAGE_LIMIT = 10_000
 _MOST_ATTEMPTS = 1_000_000
 _CHUNK = 1000
 """Ids to a statement."""
@@ -49,7 +56,7 @@ class Operations(Running):
 
     async def count(self, queues: Sequence[str] | None = None, *, exact: bool = False) -> list[QueueStats]:
         self._check_open()
-        names = None if queues is None else _names(queues)
+        names = None if queues is None else queue_names(queues)
         if names is not None and not names:
             return []
         return await self._run(lambda again: browse.count(self.dialect, names, exact=exact, now=self._now()), Mode.READ)
@@ -64,10 +71,10 @@ class Operations(Running):
         after: Sequence[Any] | None = None,
     ) -> list[Row]:
         self._check_open()
-        chosen = _states(states, LIVE, "browse")
+        chosen = states_among(states, LIVE, "browse")
         name = None if queue is None else check_name(queue, "queue")
-        position = None if after is None else _live_position(after)
-        if not _page_size(limit) or not chosen:
+        position = None if after is None else live_position(after)
+        if not page_size(limit) or not chosen:
             return []
         return await self._run(
             lambda again: browse.browse(self.dialect, name, states=chosen, key=key, limit=limit, after=position),
@@ -86,12 +93,12 @@ class Operations(Running):
         after: Sequence[Any] | None = None,
     ) -> list[Row]:
         self._check_open()
-        chosen = _states(states, SETTLED, "archived")
+        chosen = states_among(states, SETTLED, "archived")
         name = None if queue is None else check_name(queue, "queue")
         first = None if since is None else moment(since, "since")
         last = None if until is None else moment(until, "until")
-        position = None if after is None else _archive_position(after)
-        if not _page_size(limit) or not chosen:
+        position = None if after is None else archive_position(after)
+        if not page_size(limit) or not chosen:
             return []
         return await self._run(
             lambda again: browse.archived(
@@ -102,7 +109,7 @@ class Operations(Running):
 
     async def find(self, ids: Sequence[UUID]) -> list[Row]:
         self._check_open()
-        wanted = _ids(ids)
+        wanted = unique_ids(ids)
         found: list[Row] = []
         for some in _chunks(wanted, _CHUNK):
             keys = [self.dialect.id_in(id_) for id_ in some]
@@ -129,11 +136,11 @@ class Operations(Running):
         if priority is not None:
             check_priority(priority)
         if attempts is not None:
-            _check_number(attempts, "attempts", _MOST_ATTEMPTS)
+            whole_number(attempts, "attempts", _MOST_ATTEMPTS)
         due = None if due_at is None else moment(due_at, "due_at")
         wait = None if delay is None else micros(delay, "delay")
         return await self._change(
-            _ids(ids),
+            unique_ids(ids),
             lambda keys, again: reschedule.reschedule(
                 self.dialect, keys, priority=priority, due=due, delay=wait, attempts=attempts, now=self._now()
             ),
@@ -145,7 +152,7 @@ class Operations(Running):
             raise InvalidOption(f"reason must be text, not {type(reason).__name__}")
         kept = short_error(reason) or ""
         return await self._change(
-            _ids(ids),
+            unique_ids(ids),
             lambda keys, again: reschedule.cancel(self.dialect, keys, reason=kept, now=self._now(), again=again),
         )
 
@@ -188,7 +195,7 @@ class Operations(Running):
         states: Sequence[State] | None = None,
     ) -> int:
         self._check_open()
-        chosen = _states(states, SETTLED, "purge")
+        chosen = states_among(states, SETTLED, "purge")
         name = None if queue is None else check_name(queue, "queue")
         age = None if older_than is None else micros(older_than, "older_than")
         cutoffs = await self._run(
@@ -228,7 +235,7 @@ class Operations(Running):
         self._check_open()
         label = check_name(name, "name")
         target = None if queue is None else check_name(queue, "queue")
-        unique = _ids(ids)
+        unique = unique_ids(ids)
         missing: list[UUID] = []
         for some in _chunks(unique, _CHUNK):
             missing += await self._run(lambda again, some=some: archive.missing(self.dialect, some), Mode.READ)  # type: ignore[misc]
@@ -250,48 +257,6 @@ class Operations(Running):
 def _not_archived(ids: Sequence[UUID]) -> InvalidMessage:
     some = ", ".join(map(str, ids[:10])) + (f" and {len(ids) - 10:,} more" if len(ids) > 10 else "")
     return InvalidMessage(f"not in the archive, so that nothing was replayed: {some}")
-
-
-def _names(queues: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(check_name(q, "queue") for q in ([queues] if isinstance(queues, str) else queues)))
-
-
-def _ids(ids: Sequence[UUID]) -> list[UUID]:
-    return list(dict.fromkeys(check_id(id_) for id_ in ([ids] if isinstance(ids, str | UUID) else ids)))
-
-
-def _states(states: Sequence[State] | None, allowed: Sequence[State], verb: str) -> list[State]:
-    if states is None:
-        return list(allowed)
-    given = [states] if isinstance(states, str) else states
-    for state in given:
-        if state not in allowed:
-            raise InvalidOption(f"{verb} knows the states {', '.join(allowed)}, not {state!r}")
-    return [state for state in allowed if state in given]
-
-
-def _check_number(value: Any, option: str, highest: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= highest:
-        raise InvalidOption(f"{option} must be a whole number from 0 to {highest:,}, not {value!r}")
-    return value
-
-
-def _page_size(limit: Any) -> int:
-    return _check_number(limit, "limit", PAGE_LIMIT)
-
-
-def _live_position(after: Sequence[Any]) -> tuple[str, bool, int, int, UUID]:
-    match after:
-        case [str() as queue, bool() as suspect, int() as priority, int() as due, id_]:
-            return check_name(queue, "queue"), suspect, check_priority(priority), due, check_id(id_)
-    raise InvalidOption("after must be the position of a row from browse")
-
-
-def _archive_position(after: Sequence[Any]) -> tuple[int, UUID]:
-    match after:
-        case [int() as at, id_] if not isinstance(at, bool):
-            return at, check_id(id_)
-    raise InvalidOption("after must be the position of a row from archived")
 
 
 def _chunks(values: list[T], size: int) -> Iterator[list[T]]:

@@ -11,10 +11,11 @@ from uuid import UUID
 
 from millpond import outcome as outcomes_
 from millpond.clock import SECOND, Seconds, micros, monotonic
-from millpond.errors import InvalidOption, StoreBusy, StoreUnavailable
-from millpond.message import Claim, Draft, Message, Published, Receipt, check_id, check_name, check_text, draft
+from millpond.errors import StoreBusy, StoreUnavailable
+from millpond.message import Claim, Draft, Message, Published, Receipt, check_id, check_text, draft
 from millpond.outcome import MAX_CRASHES, Ack, Outcome, Reject
 from millpond.transport import DEFAULT_LEASE, Capability, Presence
+from millpond.transports.arguments import queue_names, whole_number
 from millpond.transports.database import claim as claiming
 from millpond.transports.database import outbox
 from millpond.transports.database import publish as publishing
@@ -127,9 +128,8 @@ class DatabaseStore(Operations):
         suspects: bool = True,
     ) -> list[Claim]:
         self._check_open()
-        names = _queue_names(queues)
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-            raise InvalidOption(f"limit must be a whole number of messages, not {limit!r}")
+        names = queue_names(queues)
+        whole_number(limit, "limit")
         lease_us = micros(lease, "lease")
         if limit == 0 or not names or (ids is not None and not ids):
             return []
@@ -326,7 +326,7 @@ class DatabaseStore(Operations):
 
     async def wait(self, queues: Sequence[str], timeout: Seconds) -> None:
         self._check_open()
-        names = _queue_names(queues)
+        names = queue_names(queues)
         seconds = micros(timeout, "timeout") / SECOND
         event = asyncio.Event()
         self._waiting.add(event)
@@ -376,12 +376,6 @@ class DatabaseStore(Operations):
 
     def _within_sync(self, connection: Any, steps: Steps[T]) -> T:
         return outbox.run_sync(self.dialect, connection, steps)
-
-
-def _queue_names(queues: Sequence[str]) -> list[str]:
-    if isinstance(queues, str):
-        queues = [queues]
-    return list(dict.fromkeys(check_name(queue, "queue") for queue in queues))
 
 
 def _looked_up(drafts: Sequence[Draft]) -> list[Draft]:

@@ -1,0 +1,178 @@
+"""Archive: what settled messages leave behind: state, counters, times, reason, error."""
+
+from __future__ import annotations
+
+import pytest
+
+from millpond import Ack, Capability, GiveBack, ManualClock, Nack, Reject, Row, State, Store
+from tests.conformance.backends import requires
+from tests.conformance.messages import claim_one, counts, message, publish, row
+
+pytestmark = requires(Capability.ARCHIVE | Capability.BROWSE)
+
+SECOND = 1_000_000
+
+
+async def test_success_leaves_one_completed_row(transport: Store, clock: ManualClock) -> None:
+    """FS-C1: counters 1/1, created < first = acquired <= last <= archived; the queue is empty"""
+    start = clock.now()
+    id_ = await publish(transport, b"body", key="k", priority=3, headers={"a": [1]}, expires=3600)
+    clock.advance(1)
+    claim = await claim_one(transport)
+    clock.advance(2)
+    await transport.settle([Ack(claim.receipt)])
+    assert await row(transport, id_) == Row(
+        id=id_,
+        queue="q",
+        key="k",
+        priority=3,
+        state=State.COMPLETED,
+        headers={"a": [1]},
+        payload=b"body",
+        deliveries=1,
+        attempts=1,
+        due_us=start,
+        created_us=start,
+        expires_us=start + 3600 * SECOND,
+        first_attempt_us=start + 1 * SECOND,
+        last_attempt_us=start + 3 * SECOND,
+        acquired_us=start + 1 * SECOND,
+        archived_us=start + 3 * SECOND,
+    )
+    assert await counts(transport) == {State.COMPLETED: 1}
+    assert await transport.browse("q") == []
+
+
+async def test_nothing_is_archived_by_request(transport: Store) -> None:
+    """FS-C1, FS-C4: retention off"""
+    await transport.publish([message(b"1"), message(b"2")])
+    one, two = await transport.claim(["q"], 2)
+    assert await transport.settle([Ack(one.receipt, keep=False), Reject(two.receipt, keep=False)]) == []
+    assert await counts(transport) == {}
+    assert await transport.find([one.receipt.id, two.receipt.id]) == []
+
+
+async def test_a_retry_is_visible(transport: Store, clock: ManualClock) -> None:
+    """FS-C3: RETRYABLE, 1/1, due after the delay, lease cleared, archive empty"""
+    start = clock.now()
+    id_ = await publish(transport)
+    claim = await claim_one(transport)
+    clock.advance(1)
+    await transport.settle([Nack(claim.receipt, delay=10, error="ValueError: no")])
+    waiting = await row(transport, id_)
+    assert (waiting.state, waiting.deliveries, waiting.attempts) == (State.RETRYABLE, 1, 1)
+    assert waiting.due_us == start + 11 * SECOND
+    assert waiting.lease_us is None and waiting.archived_us is None
+    assert (waiting.first_attempt_us, waiting.last_attempt_us) == (start, start + 1 * SECOND)
+    assert waiting.error == "ValueError: no"
+    assert await transport.archived("q") == []
+
+
+async def test_a_claimed_message_is_visible(transport: Store, clock: ManualClock) -> None:
+    """FS-C5: what a crash leaves: PROCESSING, attempts 0, deliveries 1"""
+    start = clock.now()
+    id_ = await publish(transport)
+    await claim_one(transport, lease=30)
+    held = await row(transport, id_)
+    assert (held.state, held.deliveries, held.attempts) == (State.PROCESSING, 1, 0)
+    assert (held.acquired_us, held.lease_us) == (start, start + 30 * SECOND)
+    assert held.first_attempt_us is None and held.last_attempt_us is None
+
+
+async def test_a_message_given_back_is_as_before(transport: Store, clock: ManualClock) -> None:
+    """FS-C8, FS-C15: PENDING, delivery not counted, lease cleared"""
+    id_ = await publish(transport)
+    before = await row(transport, id_)
+    claim = await claim_one(transport)
+    clock.advance(1)
+    await transport.settle([GiveBack(claim.receipt)])
+    after = await row(transport, id_)
+    assert (after.state, after.deliveries, after.attempts) == (State.PENDING, 0, 0)
+    assert (after.due_us, after.lease_us, after.first_attempt_us) == (before.due_us, None, None)
+
+
+async def test_a_rejected_message_is_kept_with_its_reason(transport: Store, clock: ManualClock) -> None:
+    """FS-C4, ORB-D2: dead-lettered and kept"""
+    id_ = await publish(transport, b"body")
+    claim = await claim_one(transport)
+    await transport.settle([Reject(claim.receipt, reason="bad address", error="ValueError: no such street")])
+    failed = await row(transport, id_)
+    assert (failed.state, failed.payload) == (State.FAILED, b"body")
+    assert (failed.reason, failed.error) == ("bad address", "ValueError: no such street")
+    assert (failed.deliveries, failed.attempts) == (1, 1)
+
+
+async def test_a_reject_without_an_attempt_counts_none(transport: Store) -> None:
+    id_ = await publish(transport)
+    claim = await claim_one(transport)
+    await transport.settle([Reject(claim.receipt, reason="unreadable", attempted=False)])
+    failed = await row(transport, id_)
+    assert (failed.deliveries, failed.attempts, failed.first_attempt_us, failed.last_attempt_us) == (1, 0, None, None)
+
+
+@pytest.mark.parametrize(("last", "error"), [(None, "second"), ("third", "third")])
+async def test_the_last_error_survives(transport: Store, last: str | None, error: str) -> None:
+    id_ = await publish(transport)
+    for text in ("first", "second"):
+        claim = await claim_one(transport)
+        await transport.settle([Nack(claim.receipt, error=text)])
+    claim = await claim_one(transport)
+    await transport.settle([Reject(claim.receipt, error=last)])
+    assert (await row(transport, id_)).error == error
+
+
+async def test_first_and_last_attempt_over_several(transport: Store, clock: ManualClock) -> None:
+    start = clock.now()
+    id_ = await publish(transport)
+    for _ in range(3):
+        claim = await claim_one(transport)
+        clock.advance(1)
+        await transport.settle([Nack(claim.receipt, delay=1)])
+        clock.advance(1)
+    assert (await claim_one(transport)).first_attempt_us == start
+    waiting = await row(transport, id_)
+    assert (waiting.first_attempt_us, waiting.last_attempt_us) == (start, start + 5 * SECOND)
+
+
+async def test_a_crash_between_is_no_attempt(transport: Store, clock: ManualClock) -> None:
+    start = clock.now()
+    id_ = await publish(transport)
+    await claim_one(transport, lease=1)
+    clock.advance(1)
+    claim = await claim_one(transport)
+    clock.advance(1)
+    await transport.settle([Ack(claim.receipt)])
+    done = await row(transport, id_)
+    assert (done.deliveries, done.attempts) == (2, 1)
+    assert (done.first_attempt_us, done.last_attempt_us) == (start + 1 * SECOND, start + 2 * SECOND)
+
+
+async def test_settling_twice_leaves_one_row(transport: Store) -> None:
+    """FS-C19"""
+    id_ = await publish(transport)
+    claim = await claim_one(transport)
+    for _ in range(3):
+        assert await transport.settle([Ack(claim.receipt)]) == []
+    assert len(await transport.find([id_])) == 1
+
+
+async def test_states_are_counted_per_queue(transport: Store, clock: ManualClock) -> None:
+    """TSK-C6: stats"""
+    await transport.publish([message(b"") for _ in range(15)])
+    await transport.publish([message(b"", "other") for _ in range(2)])
+    claims = await transport.claim(["q"], 10)
+    await transport.settle(
+        [
+            *(Ack(c.receipt) for c in claims[:4]),
+            *(Reject(c.receipt) for c in claims[4:7]),
+            *(Nack(c.receipt, delay=60) for c in claims[7:9]),
+        ]
+    )
+    assert await counts(transport) == {
+        State.PENDING: 5,
+        State.PROCESSING: 1,
+        State.RETRYABLE: 2,
+        State.COMPLETED: 4,
+        State.FAILED: 3,
+    }
+    assert await counts(transport, "other") == {State.PENDING: 2}
