@@ -8,8 +8,12 @@ private thread does the waiting.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
+import signal
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import cached_property
 from types import TracebackType
@@ -18,28 +22,38 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from millpond import transports
-from millpond.clock import Seconds
+from millpond.clock import ManualClock, Seconds
 from millpond.codec import CONTENT_TYPE, encode
 from millpond.errors import Closed, InvalidMessage, InvalidOption, not_supported
 from millpond.message import DEFAULT_PRIORITY, Message
+from millpond.subscribers import Subscribers
+from millpond.telemetry import Telemetry
+from millpond.testing import TestPond
 from millpond.transport import Capability, Store, Transport
 from millpond.transports.url import Url
+from millpond.worker import Worker
 
 T = TypeVar("T")
+HOOK = TypeVar("HOOK", bound=Callable[[], Any])
 
 
-class Millpond:
-    """A queue in the database you already run.
+class Millpond(Subscribers):
+    """A queue in the database you already run: publish to it, declare subscribers, run them.
 
     Nothing is connected before the first call; a wrong URL or option is told at once. The options are those
     of `millpond.connect`.
     """
 
     def __init__(self, url: str, **options: Any) -> None:
+        super().__init__()
         transports.check(url, **options)
+        self.telemetry = Telemetry()
+        """Subscribe to hear what happens: published, claimed, settled, lost, reaped, reconnected."""
+        self._hooks: dict[str, list[Callable[[], Any]]] = {"start": [], "stop": []}
+        self._worker: Worker | None = None
         self._url = Url(url)
         self._options = options
-        self._opening: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Transport]] = WeakKeyDictionary()
+        self._opening: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[Transport]] = WeakKeyDictionary()
         self._thread: _LoopThread | None = None
         self._guard = threading.Lock()
         self._closed = False
@@ -114,6 +128,95 @@ class Millpond:
             return self._detached.publish_sync([message], within=within)[0].id
         return self._wait_for(lambda: self._publish([message], None))[0]
 
+    # --- work ---------------------------------------------------------------------------------------
+
+    def on_start(self, hook: HOOK) -> HOOK:
+        """Call this, sync or async, before the first claim."""
+        self._hooks["start"].append(hook)
+        return hook
+
+    def on_stop(self, hook: HOOK) -> HOOK:
+        """Call this, sync or async, after the last outcome was written."""
+        self._hooks["stop"].append(hook)
+        return hook
+
+    async def run(
+        self,
+        *,
+        queues: Sequence[str] | None = None,
+        graceful_timeout: Seconds = 15.0,
+        flush_size: int = 500,
+        flush_interval: Seconds = 0.005,
+        name: str | None = None,
+        signals: bool = True,
+    ) -> None:
+        """Work until told to stop: by `stop()`, or by SIGTERM or SIGINT (a second one interrupts handlers).
+
+        Running handlers have `graceful_timeout` to finish; what was not started goes back. Outcomes are written
+        `flush_size` at a time, or after `flush_interval`, or at once when nothing else is going on.
+        """
+        worker = Worker(
+            await self._connected(),
+            self.of_queues(queues),
+            connect=self._connect_beside,
+            graceful_timeout=graceful_timeout,
+            flush_size=flush_size,
+            flush_interval=flush_interval,
+            name=name,
+        )
+        self._worker = worker
+        try:
+            with _told_by_signals(worker.stop if signals else None):
+                await self._call("start")
+                try:
+                    await worker.run()
+                finally:
+                    await self._call("stop")
+        finally:
+            self._worker = None
+
+    def stop(self) -> None:
+        """Let `run` come to its end: no new claims, running handlers finish. From the same event loop."""
+        if self._worker is not None:
+            self._worker.stop()
+
+    @property
+    def worker(self) -> Worker | None:
+        """The worker of a pond that runs."""
+        return self._worker
+
+    @asynccontextmanager
+    async def testing(self) -> AsyncIterator[TestPond]:
+        """This pond on memory, with a clock that stands still: publish, `run`, look what became of it."""
+        clock = ManualClock()
+        loop = asyncio.get_running_loop()
+        transport = await transports.connect("memory://", clock=clock, telemetry=self.telemetry)
+        was = self._opening.get(loop)
+        opened = loop.create_future()
+        opened.set_result(transport)
+        self._opening[loop] = opened
+        try:
+            yield TestPond(self, transport, clock)
+        finally:
+            if was is None:
+                del self._opening[loop]
+            else:
+                self._opening[loop] = was
+            await transport.close()
+
+    async def _call(self, moment: str) -> None:
+        for hook in self._hooks[moment]:
+            result = hook()
+            if inspect.isawaitable(result):
+                await result
+
+    async def _connect_beside(self) -> Transport:
+        """A second transport to the same messages, for the heartbeat's own thread."""
+        options = {name: value for name, value in self._options.items() if name not in ("pool", "pool_size", "migrate")}
+        return await transports.connect(self._url.raw, **options)
+
+    # --- connections --------------------------------------------------------------------------------
+
     @property
     def transport(self) -> Awaitable[Transport]:
         """The transport of this event loop, connected when it is first needed: `await pond.transport`."""
@@ -150,7 +253,9 @@ class Millpond:
         loop = asyncio.get_running_loop()
         opening = self._opening.get(loop)
         if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
-            opening = self._opening[loop] = loop.create_task(transports.connect(self._url.raw, **self._options))
+            opening = self._opening[loop] = loop.create_task(
+                transports.connect(self._url.raw, telemetry=self.telemetry, **self._options)
+            )
         # Shielded: others may be waiting for the same connection when one of them is cancelled.
         return await asyncio.shield(opening)
 
@@ -227,6 +332,22 @@ class _LoopThread(threading.Thread):
     def end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self.join()
+
+
+@contextlib.contextmanager
+def _told_by_signals(stop: Callable[[], None] | None) -> Iterator[None]:
+    """SIGTERM and SIGINT mean stop, while this lasts and where the program's main thread is."""
+    if stop is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

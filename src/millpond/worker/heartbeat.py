@@ -110,6 +110,8 @@ class Heartbeat:
                 self._alive = self._presence is None
                 log.warning("no sign of life gets through: %s", e)
             await _pause(stopping, pause)
+        if self._presence is not None:
+            await self._presence.leave()  # here, where its session lives
 
     async def _extend(
         self, transport: Transport, attempts: Attempts, lost: Callable[[Attempts, list[Receipt]], None]

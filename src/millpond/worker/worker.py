@@ -104,8 +104,6 @@ class Worker:
             await heartbeat.stop()
             if reaping is not None:
                 reaping.cancel()
-            if presence is not None:
-                await presence.leave()
         for task in (settle, *handlers, *claiming):
             task.result()  # a loop that broke is told, not hidden
 
