@@ -1,0 +1,77 @@
+"""Taking turns, and what comes of it: medians of the rounds' ratios."""
+
+import gc
+import statistics
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+Work = Callable[[], Awaitable[float]]
+"""Does something and says how many seconds the part that counts took."""
+
+
+async def take_turns(works: Mapping[str, Work], turns: int) -> dict[str, list[float]]:
+    """The seconds of each turn of each work; who goes first changes from turn to turn."""
+    names = list(works)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(turns):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            gc.collect()
+            seconds[name].append(await works[name]())
+    return seconds
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One figure, with the bar it should reach if there is one."""
+
+    name: str
+    what: str
+    against: str
+    value: float
+    unit: str
+    low: float
+    high: float
+    per_second: Mapping[str, float] = field(default_factory=dict)
+    at_least: float | None = None
+    at_most: float | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_facts(self, more: Mapping[str, Any]) -> "Measurement":
+        return replace(self, facts={**self.facts, **more})
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the bar is reached; None without one."""
+        if self.at_least is not None:
+            return self.value >= self.at_least
+        if self.at_most is not None:
+            return self.value <= self.at_most
+        return None
+
+
+def ratio(
+    name: str,
+    what: str,
+    against: str,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    count: int,
+    *,
+    at_least: float | None = None,
+) -> Measurement:
+    """How fast ours was, as a part of theirs: seconds of each round, in which `count` messages passed."""
+    ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+    return Measurement(
+        name=name,
+        what=what,
+        against=against,
+        value=statistics.median(ratios),
+        unit="ratio",
+        low=min(ratios),
+        high=max(ratios),
+        per_second={"ours": count / statistics.median(ours), "theirs": count / statistics.median(theirs)},
+        at_least=at_least,
+        facts={"messages": count, "rounds": len(ratios), "ratios": [round(r, 3) for r in ratios]},
+    )

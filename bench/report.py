@@ -1,0 +1,66 @@
+"""Figures for people and for programs: a table on the terminal, JSON lines, a table in a document."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.measure import Measurement
+
+BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+_HEADS = ("measurement", "what", "Millpond/s", "against", "its rate/s", "result", "rounds", "bar", "")
+
+
+def print_table(console: Console, measurements: Sequence[Measurement]) -> None:
+    table = Table(title="Millpond measured: medians of rounds in which both sides take turns")
+    for n, head in enumerate(_HEADS):
+        table.add_column(head, justify="right" if n in (2, 4, 5, 7) else "left", overflow="fold")
+    for m in measurements:
+        style = {True: "green", False: "red", None: ""}[m.met]
+        table.add_row(*_cells(m), style=style)
+    console.print(table)
+
+
+def write_json(path: Path, measurements: Sequence[Measurement]) -> None:
+    """One line for each, with everything that is known of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        for m in measurements:
+            file.write(json.dumps({**vars(m), "met": m.met}) + "\n")
+
+
+def write_markdown(path: Path, measurements: Sequence[Measurement], facts: Sequence[str]) -> None:
+    """Replace what stands between the marks of a document."""
+    text = path.read_text()
+    before, found, rest = text.partition(BEGIN)
+    _, found_end, after = rest.partition(END)
+    if not (found and found_end):
+        raise SystemExit(f"{path} has no {BEGIN} … {END}")
+    lines = [
+        "| " + " | ".join(_HEADS) + " |",
+        "|" + "---|" * len(_HEADS),
+        *("| " + " | ".join(_cells(m)) + " |" for m in measurements),
+        "",
+        *(f"- {fact}" for fact in facts),
+    ]
+    path.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + after)
+
+
+def _cells(m: Measurement) -> list[str]:
+    ours, theirs = m.per_second.get("ours"), m.per_second.get("theirs")
+    bar = f"≥ {m.at_least:g}" if m.at_least is not None else f"≤ {m.at_most:g}" if m.at_most is not None else ""
+    value = f"{m.value:.2f}" if m.unit == "ratio" else f"{m.value:.0f} {m.unit}"
+    spread = f"{m.low:.2f}-{m.high:.2f}" if m.unit == "ratio" else ""
+    return [
+        m.name,
+        m.what,
+        f"{ours:,.0f}" if ours else "",
+        m.against,
+        f"{theirs:,.0f}" if theirs else "",
+        value,
+        spread,
+        bar,
+        {True: "✓", False: "✗", None: ""}[m.met],
+    ]

@@ -1,0 +1,75 @@
+"""How much each measurement does: a full run for people, a quick one while working, a tiny one for tests."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sizes:
+    rounds: int
+    """Rounds begin with fresh tables; the median of their ratios counts."""
+    slices: int
+    """Turns that each side takes within a round, so that a slow moment of the machine hits both."""
+    batch: int
+    """Messages in a claim or a settle."""
+    bulk: int
+    """Messages in a bulk publish."""
+    single: int
+    """Messages published one by one, in a round."""
+    bulks: int
+    """Bulk publishes in a round."""
+    drain: int
+    """Messages drained in a round, or nacked."""
+    in_flight: int
+    """Messages that somebody else holds meanwhile."""
+    backlogs: tuple[int, ...]
+    """The first is what the others are compared with."""
+    held: Mapping[str, int]
+    """Messages that pass while a transaction is held open."""
+    held_rounds: int
+    memory: int
+    """Messages that pass while the process's memory is watched."""
+
+
+FULL = Sizes(
+    rounds=7,
+    slices=5,
+    batch=500,
+    bulk=5_000,
+    single=1_000,
+    bulks=10,
+    drain=50_000,
+    in_flight=50_000,
+    backlogs=(10_000, 1_000_000, 5_000_000),
+    held={"postgres": 500_000, "mariadb": 100_000},
+    held_rounds=2,
+    memory=1_000_000,
+)
+QUICK = Sizes(
+    rounds=3,
+    slices=5,
+    batch=500,
+    bulk=5_000,
+    single=250,
+    bulks=5,
+    drain=25_000,
+    in_flight=50_000,
+    backlogs=(10_000, 200_000),
+    held={"postgres": 100_000, "mariadb": 20_000},
+    held_rounds=1,
+    memory=100_000,
+)
+TINY = Sizes(
+    rounds=1,
+    slices=2,
+    batch=20,
+    bulk=40,
+    single=4,
+    bulks=2,
+    drain=80,
+    in_flight=40,
+    backlogs=(80, 200),
+    held={"postgres": 80, "mariadb": 80},
+    held_rounds=1,
+    memory=200,
+)
