@@ -36,11 +36,13 @@ class Lanes:
 
     Lanes once seen, so that a probe need not step over the dead rows at their heads, and a floor in each:
     where the last full claim ended. Late commits, give-backs and reschedules appear below any floor, so the
-    floors fall whenever a claim was not full, and at least once a second.
+    floors fall whenever a claim was not full, and at least once a second. Suspects and the others take turns in
+    going first, so that neither starves the other.
     """
 
     def __init__(self) -> None:
         self.known: list[int] = []
+        self.suspects_turn = True
         self._floors: dict[int, Floor] = {}
         self._since = 0.0
 
@@ -84,27 +86,34 @@ def claim_queue(
     """Up to `limit` messages of one queue, or one suspect alone."""
     everywhere = lanes.refresh()
     due = yield from _due_lanes(d, lanes, queue, stamp.now)
-    ordinary = [lane for lane in due if lane < sql.SUSPECT_LANE]
     suspect = [lane for lane in due if lane >= sql.SUSPECT_LANE] if suspects else []
-    # Once a second a suspect goes first: a queue that is never empty must not starve it.
-    if suspect and (everywhere or not ordinary):
-        for lane in suspect:
-            rows = yield from _claim_lane(d, lanes, queue, lane, 1, stamp)
-            if rows:
-                return rows
     claims: list[Claim] = []
-    for lane in ordinary:
+    if lanes.suspects_turn and (claims := (yield from _claim_suspect(d, lanes, queue, suspect, stamp))):
+        return claims
+    for lane in due:
+        if lane >= sql.SUSPECT_LANE:
+            break
         wanted = limit - len(claims)
         rows = yield from _claim_lane(d, lanes, queue, lane, wanted, stamp)
         if len(rows) == wanted:
             lanes.raise_floor(lane, (rows[-1].due_us, d.id_in(rows[-1].receipt.id)))
         claims += rows
+        lanes.suspects_turn = lanes.suspects_turn or bool(rows)
         if len(claims) == limit:
             return claims
     if not everywhere:  # not full above the floors: what appeared below them counts now
         lanes.fall()
         claims += yield from claim_queue(d, lanes, queue, limit - len(claims), stamp, suspects=suspects and not claims)
-    return claims
+    return claims or (yield from _claim_suspect(d, lanes, queue, suspect, stamp))
+
+
+def _claim_suspect(d: Dialect, lanes: Lanes, queue: str, due: Sequence[int], stamp: Stamp) -> Steps[list[Claim]]:
+    for lane in due:
+        rows = yield from _claim_lane(d, lanes, queue, lane, 1, stamp)
+        if rows:
+            lanes.suspects_turn = False
+            return rows
+    return []
 
 
 def claim_ids(d: Dialect, queues: Sequence[str], ids: Sequence[Any], limit: int, stamp: Stamp) -> Steps[list[Claim]]:
@@ -112,7 +121,9 @@ def claim_ids(d: Dialect, queues: Sequence[str], ids: Sequence[Any], limit: int,
     params = {"ids": ids, "queues": list(queues), "limit": limit, "now": stamp.now}
     if d.fused:
         rows = yield Query(d.sql(d.fused.claim_ids), {**params, **_stamped(stamp)})
-        return _claims(d, sorted(rows, key=lambda r: (r[3], r[9], r[0])), stamp)
+        # By lane: a suspect comes after the others. (Attempts and deliveries, of which the last is this one.)
+        rows = sorted(rows, key=lambda r: (r[6] - 1 - r[7] >= SUSPECT, r[3], r[9], r[0]))
+        return _claims(d, rows, stamp)
     rows = yield Query(d.sql(sql.LOCK_IDS), params)
     return (yield from _stamp(d, rows, stamp))
 

@@ -59,6 +59,8 @@ def cancel(d: Dialect, ids: Sequence[Any], *, reason: str, now: int | None, agai
     if rows:
         keys = [row[0] for row in rows]
         change = {"attempts": 0, "state": State.FAILED.value, "reason": reason, "error": None, "now": now}
+        # No receipt of an earlier delivery did this: none may take it for its own work.
+        yield Query(d.sql(sql.FORGET_RECEIPTS), {"ids": keys})
         yield Query(d.sql(sql.KEEP), {"ids": keys, **change})
         yield Query(d.sql(sql.REMOVE), {"ids": keys})
     changed = {d.id_out(id_): queue for id_, queue in rows}

@@ -179,6 +179,7 @@ INSERT INTO {queue} (name, keep_completed, keep_failed) VALUES (:queue, :complet
 
 # Waiting messages only: whoever has a message in hand decides about it.
 LOCK_WAITING = "SELECT m.id, m.queue FROM {message} m WHERE m.id {ids} AND {ready} {locked}"
+FORGET_RECEIPTS = "UPDATE {message} SET token = NULL WHERE id {ids}"
 CANCELLED = "SELECT id FROM {archive} WHERE id {ids} AND state = 'FAILED' AND reason = :reason"
 
 # One purge deletes at a time, so that two neither count the same rows nor wait for each other's.
