@@ -8,11 +8,11 @@ import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
-import asyncmy
 import asyncpg
 
 from bench.raw_mysql import RawMysql
@@ -149,7 +149,7 @@ class MariadbDatabase:
         with self._server.connect() as connection, connection.cursor() as cursor:
             cursor.execute("SELECT " + ", ".join(f"@@{name}" for name in names))
             shown = dict(zip(names, cursor.fetchone(), strict=True))
-        return {"driver": f"asyncmy {asyncmy.__version__}", **shown}
+        return {"driver": f"asyncmy {version('asyncmy')}", **shown}
 
     def close(self) -> None:
         if self._own:

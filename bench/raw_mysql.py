@@ -54,10 +54,10 @@ class RawMysql:
 
     @classmethod
     async def open(cls, login: dict[str, Any], prefix: str) -> "RawMysql":
-        connections = [await asyncmy.connect(**login, autocommit=True, charset="utf8mb4") for _ in range(2)]
-        for connection in connections:
+        one, other = [await asyncmy.connect(**login, autocommit=True, charset="utf8mb4") for _ in range(2)]
+        for connection in (one, other):
             await _run(connection, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        return cls(*connections, prefix)
+        return cls(one, other, prefix)
 
     async def publish(self, count: int) -> float:
         insert = _INSERT.format(p=self._prefix).replace("%s, %s, %s, %s, %s, %s", f"%s, %s, %s, %s, %s, {_NOW}", 1)

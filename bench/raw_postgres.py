@@ -55,8 +55,8 @@ class RawPostgres:
 
     @classmethod
     async def open(cls, url: str, prefix: str) -> "RawPostgres":
-        connections = [await asyncpg.connect(url, server_settings=_SETTINGS) for _ in range(2)]
-        return cls(*connections, prefix)
+        one, other = [await asyncpg.connect(url, server_settings=_SETTINGS) for _ in range(2)]
+        return cls(one, other, prefix)
 
     async def publish(self, count: int) -> float:
         insert = await self._one.prepare(_INSERT.format(p=self._prefix))

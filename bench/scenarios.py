@@ -148,7 +148,9 @@ async def backlog(scenario: Scenario, database: Database, sizes: Sizes) -> list[
             side = await open_store(url, prefix)
             stack.push_async_callback(side.close)
             await database.fill(url, prefix, 1, size)
-            works[f"{size:,}"] = _Refilled(database, url, prefix, side, size, part, sizes.batch)
+            works[f"{size:,}"] = _Refilled(
+                partial(side.drain, part, sizes.batch), partial(database.fill, url, prefix), size, part
+            )
         await database.tidy(url)
         seconds = await take_turns(works, turns_each)
     first, *others = works
@@ -169,17 +171,15 @@ async def backlog(scenario: Scenario, database: Database, sizes: Sizes) -> list[
 class _Refilled:
     """Drain a part, then put as much behind the others; only the drain counts."""
 
-    def __init__(
-        self, database: Database, url: str, prefix: str, side: StoreSide, size: int, part: int, batch: int
-    ) -> None:
-        self._refill = lambda first: database.fill(url, prefix, first, part)
-        self._drain = lambda: side.drain(part, batch)
+    def __init__(self, drain: Work, refill: Callable[[int, int], Awaitable[None]], size: int, part: int) -> None:
+        self._drain = drain
+        self._refill = refill
         self._next = size + 1
         self._part = part
 
     async def __call__(self) -> float:
         seconds = await self._drain()
-        await self._refill(self._next)
+        await self._refill(self._next, self._part)
         self._next += self._part
         return seconds
 
