@@ -7,8 +7,8 @@ pool's other users find their sessions as they left them. The pool itself is nev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 from millpond.errors import InvalidOption, StoreBusy
@@ -57,7 +57,8 @@ class BorrowedEngine:
             if isinstance(e, Exception) and self.dialect.trouble(e) is not Trouble.LOST:
                 await self._in_time(source.rollback(connection))
             else:
-                await source.discard(connection)
+                with suppress(Exception):  # it is lost already
+                    await source.discard(connection)
             raise
         return result
 
@@ -69,6 +70,9 @@ class BorrowedEngine:
         stack = AsyncExitStack()
         connection = await stack.enter_async_context(self._source.acquire())
         return BorrowedSession(connection, self._transaction, stack, self._source)
+
+    async def listen(self, channel: str, heard: Callable[[str | None], None]) -> None:
+        """Not on connections of the caller's, which the others may need."""
 
     async def discard(self, worker: int) -> None:
         """The server frees a lock with its session and keeps nothing of it."""
@@ -95,7 +99,8 @@ class BorrowedSession:
     async def close(self) -> None:
         # Not back to the pool as it is: the session's locks must end.
         async with self._stack:
-            await self._source.discard(self._connection)
+            with suppress(Exception):  # it may be lost already
+                await self._source.discard(self._connection)
 
 
 def source(pool: Any, database: str, local: str = "") -> Source:
@@ -104,7 +109,7 @@ def source(pool: Any, database: str, local: str = "") -> Source:
     names = known_as(pool)
     if "sqlalchemy.ext.asyncio.engine.AsyncEngine" in names:
         if {"mariadb": "mysql"}.get(pool.dialect.name, pool.dialect.name) == database:
-            return SqlAlchemySource(pool, local)
+            return SqlAlchemySource(pool, local) if database == "postgresql" else SqlAlchemyMysqlSource(pool)
     elif "asyncpg.pool.Pool" in names and database == "postgresql":
         return AsyncpgSource(pool, local)
     elif "asyncmy.pool.Pool" in names and database == "mysql":
@@ -161,17 +166,28 @@ class AsyncmySource:
 
 
 class SqlAlchemySource:
-    def __init__(self, engine: Any, local: str) -> None:
+    """An engine to PostgreSQL."""
+
+    def __init__(self, engine: Any, local: str = "") -> None:
         self._engine = engine
         self._local = local
 
-    def acquire(self) -> AbstractAsyncContextManager[Any]:
-        return _SqlAlchemyConnection(self._engine)
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[Any]:
+        async with AsyncExitStack() as stack:
+            try:
+                connection = await stack.enter_async_context(self._engine.connect())
+            except Exception as e:
+                if "sqlalchemy.exc.TimeoutError" in known_as(e):
+                    raise StoreBusy(f"no connection of your engine's pool came free: {e}") from e
+                raise
+            yield connection
 
     async def begin(self, connection: Any) -> Borrowed:
+        # Until the engine has the connection back.
+        await connection.execution_options(isolation_level="READ COMMITTED")
         await connection.begin()
-        if self._local:
-            await connection.exec_driver_sql(self._local)
+        await connection.exec_driver_sql(self._local)
         return SqlAlchemyWithCopy(connection)
 
     async def commit(self, connection: Any) -> None:
@@ -184,23 +200,20 @@ class SqlAlchemySource:
         await connection.invalidate()
 
 
-class _SqlAlchemyConnection:
-    """A connection of an engine, at READ COMMITTED until the engine has it back."""
+class SqlAlchemyMysqlSource(SqlAlchemySource):
+    """An engine to MySQL. By statements, since the engine would leave READ COMMITTED behind on a session in
+    autocommit mode."""
 
-    def __init__(self, engine: Any) -> None:
-        self._connection = engine.connect()
+    async def begin(self, connection: Any) -> Borrowed:
+        await connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        await connection.exec_driver_sql("BEGIN")
+        return SqlAlchemy(connection)
 
-    async def __aenter__(self) -> Any:
-        try:
-            connection = await self._connection.__aenter__()
-        except Exception as e:
-            if "sqlalchemy.exc.TimeoutError" in known_as(e):
-                raise StoreBusy(f"no connection of your engine's pool came free: {e}") from e
-            raise
-        return await connection.execution_options(isolation_level="READ COMMITTED")
+    async def commit(self, connection: Any) -> None:
+        await connection.exec_driver_sql("COMMIT")
 
-    async def __aexit__(self, *error: Any) -> None:
-        await self._connection.__aexit__(*error)
+    async def rollback(self, connection: Any) -> None:
+        await connection.exec_driver_sql("ROLLBACK")
 
 
 class SqlAlchemyWithCopy(SqlAlchemy):

@@ -28,6 +28,9 @@ class _NoEngine:
     async def hold(self, worker: int) -> Session:
         raise Unsupported("this store has no connection of its own: connect(url)")
 
+    async def listen(self, channel: str, heard: Callable[[str | None], None]) -> None:
+        """Without a connection there is nothing to hear."""
+
     async def discard(self, worker: int) -> None: ...
 
     async def close(self) -> None: ...

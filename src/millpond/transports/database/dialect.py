@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,8 @@ class Fused(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     insert: str
+    insert_and_announce: str
+    announce: str
     claim_lane: str
     claim_ids: str
     extend: str
@@ -112,6 +115,11 @@ class Dialect(ABC):
         if statement is None:
             statement = self._statements[text] = Statement(self.fill(self.overrides.get(text, text)))
         return statement
+
+    @property
+    def channel(self) -> str:
+        """Where publishers announce and workers listen: one for each set of tables, short whatever their names."""
+        return f"millpond_{hashlib.sha256(f'{self.schema}.{self.prefix}'.encode()).hexdigest()[:16]}"
 
     def fill(self, text: str) -> str:
         return text.format_map(self._words)

@@ -35,6 +35,12 @@ class Engine(Protocol):
     async def hold(self, worker: int) -> Session:
         """A session for one worker alone, that can hold its lock."""
 
+    async def listen(self, channel: str, heard: Callable[[str | None], None]) -> None:
+        """Until cancelled: tell the queues that are announced, and None whenever some may have been missed.
+
+        Returns at once where nothing can be heard; polling finds everything anyway.
+        """
+
     async def discard(self, worker: int) -> None:
         """Remove what the lock of a worker that is no more may have left behind."""
 

@@ -217,6 +217,9 @@ class MysqlEngine:
             await cursor.execute("SET wait_timeout = 60")
         return MysqlSession(connection, self._transaction)
 
+    async def listen(self, channel: str, heard: Callable[[str | None], None]) -> None:
+        """The server has no notices."""
+
     async def discard(self, worker: int) -> None:
         """The server frees a lock with its session and keeps nothing of it."""
 

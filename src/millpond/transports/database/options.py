@@ -29,6 +29,8 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     """True: encrypt, and check the server's certificate; or a context of the caller's own."""
     pooler: bool = False
     """Between us and PostgreSQL stands a pooler in transaction mode, such as PgBouncer."""
+    notify: bool = True
+    """Wake waiting workers by NOTIFY on PostgreSQL; without it they poll. Commits that notify go one by one."""
     body_limit: int = BODY_LIMIT
     dedupe_for: Seconds = 7 * 86_400
     """How long an id given by a caller is remembered after publishing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -79,8 +80,7 @@ WHERE m.id = ANY(ARRAY(%s))
 RETURNING {sql.CLAIMED_COLUMNS}, m.acquired_at, m.lease_until
 """
 
-FUSED = Fused(
-    insert="""
+_INSERT = """
     INSERT INTO {message}
     (id, queue, key, priority, lane, due_at, expires_at, state, headers, payload, created_at)
     SELECT r.id, r.queue, r.key, r.priority, r.priority, coalesce(r.due, {now} + r.delay),
@@ -88,7 +88,15 @@ FUSED = Fused(
     FROM unnest(:ids::uuid[], :queues::text[], :keys::text[], :priorities::smallint[], :delays::bigint[],
     :dues::bigint[], :lifetimes::bigint[], :expires::bigint[], :headers::text[], :payloads::bytea[])
     AS r(id, queue, key, priority, delay, due, lifetime, expires, headers, payload)
-    """,
+    """
+
+FUSED = Fused(
+    insert=_INSERT,
+    # The server sends one notice for each queue of a transaction, when that commits. What is due later needs
+    # none: whoever waits knows when.
+    insert_and_announce=f"""WITH new AS ({_INSERT} RETURNING queue, due_at)
+    SELECT pg_notify(:channel::text, n.queue) FROM (SELECT DISTINCT queue FROM new WHERE due_at <= {{now}}) n""",
+    announce="SELECT pg_notify(:channel::text, n.queue) FROM unnest(:queues::text[]) AS n(queue)",
     claim_lane=_STAMP
     % """SELECT m.id FROM {message} m WHERE m.queue = :queue::text AND {ready} AND m.lane = :lane::smallint
     AND m.due_at <= {now} {from_floor}
@@ -205,6 +213,10 @@ _BUSY = {"40001", "40P01", "55P03"}
 _LOST = {"57P01", "57P02", "57P03", "53300", "25006"}
 
 
+_LISTEN_AGAIN = 0.5
+_PROBE_EVERY = 15.0
+
+
 class PostgresEngine:
     """A pool of asyncpg connections."""
 
@@ -237,6 +249,31 @@ class PostgresEngine:
 
     async def hold(self, worker: int) -> PostgresSession:
         return PostgresSession(await self._connect())
+
+    async def listen(self, channel: str, heard: Callable[[str | None], None]) -> None:
+        if self._pooler:
+            return  # what a session of the pooler's hears never reaches us
+        while True:
+            with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+                await self._listen(channel, heard)
+            await asyncio.sleep(_LISTEN_AGAIN)
+
+    async def _listen(self, channel: str, heard: Callable[[str | None], None]) -> None:
+        """As long as the connection lives; looked after, since a dead one may say nothing."""
+        connection = await self._connect()
+        ended = asyncio.Event()
+        try:
+            connection.add_termination_listener(lambda _: ended.set())
+            await connection.add_listener(channel, lambda _c, _pid, _channel, queue: heard(queue))
+            heard(None)
+            while not ended.is_set():
+                try:
+                    async with asyncio.timeout(_PROBE_EVERY):
+                        await ended.wait()
+                except TimeoutError:
+                    await connection.fetchval("SELECT 1", timeout=_PROBE_EVERY)
+        finally:
+            connection.terminate()
 
     async def discard(self, worker: int) -> None:
         """The server frees a lock with its session and keeps nothing of it."""

@@ -17,9 +17,15 @@ COPY_FROM = 20
 
 
 def publish(
-    d: Dialect, drafts: Sequence[Draft], *, now: int | None, dedupe_for: int, own_connection: bool
+    d: Dialect,
+    drafts: Sequence[Draft],
+    *,
+    now: int | None,
+    dedupe_for: int,
+    own_connection: bool,
+    announce: bool = False,
 ) -> Steps[set[UUID]]:
-    """Store the drafts; returns the ids of those that are new."""
+    """Store the drafts, and announce them to those that listen; returns the ids of those that are new."""
     fresh = {draft.id: draft for draft in drafts if not draft.given}
     given: dict[UUID, Draft] = {}
     for draft in drafts:
@@ -29,7 +35,7 @@ def publish(
         unknown = yield from unpublished(d, list(given), now, dedupe_for)
         fresh.update((id_, draft) for id_, draft in given.items() if id_ in unknown)
     if fresh:
-        yield from _insert(d, list(fresh.values()), now, own_connection)
+        yield from _insert(d, list(fresh.values()), now, own_connection, announce)
     return set(fresh)
 
 
@@ -54,10 +60,19 @@ def unpublished(d: Dialect, ids: Sequence[UUID], now: int | None, dedupe_for: in
     return {d.id_out(row[0]) for row in ours} - {d.id_out(row[0]) for row in present}
 
 
-def _insert(d: Dialect, drafts: Sequence[Draft], now: int | None, own_connection: bool) -> Steps[None]:
-    insert = d.fused.insert if d.fused else None
-    if insert is not None and not (own_connection and len(drafts) >= COPY_FROM):
-        yield Query(d.sql(insert), _columns(d, drafts, now))
+def is_one_statement(d: Dialect, drafts: Sequence[Draft]) -> bool:
+    """Whether publishing these takes one statement, and so no transaction around it."""
+    return d.fused is not None and len(drafts) < COPY_FROM and not any(draft.given for draft in drafts)
+
+
+def _insert(d: Dialect, drafts: Sequence[Draft], now: int | None, own_connection: bool, announce: bool) -> Steps[None]:
+    fused = d.fused
+    if fused is not None and not (own_connection and len(drafts) >= COPY_FROM):
+        params = _columns(d, drafts, now)
+        if announce:
+            yield Query(d.sql(fused.insert_and_announce), params | {"channel": d.channel})
+        else:
+            yield Query(d.sql(fused.insert), params)
         return
     at = (yield Query(d.sql(sql.NOW), {"now": now}))[0][0]
     records = [
@@ -76,8 +91,11 @@ def _insert(d: Dialect, drafts: Sequence[Draft], now: int | None, own_connection
         )
         for draft in drafts
     ]
-    if insert is not None:
+    if fused is not None:
         yield Copy(d.table("message"), d.schema, sql.MESSAGE_COLUMNS, records)
+        if announce:
+            queues = list({draft.queue for draft in drafts if not draft.delay_us})
+            yield Query(d.sql(fused.announce), {"channel": d.channel, "queues": queues})
     else:
         yield Many(d.sql(sql.INSERT), [dict(zip(sql.MESSAGE_COLUMNS, r, strict=True)) for r in records])
 

@@ -115,6 +115,9 @@ class SqliteEngine:
     async def hold(self, worker: int) -> SqliteSession:
         return SqliteSession(self, self._lock_file(worker))
 
+    async def listen(self, channel: str, heard: Callable[[str | None], None]) -> None:
+        """A file announces nothing."""
+
     async def discard(self, worker: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._lock_file(worker))

@@ -66,7 +66,8 @@ class DatabaseStore(Operations):
         self._reaped_at = -_REAP_EVERY
         self._presence: WorkerPresence | None = None
         self._fresh: set[str] = set()
-        self._waiting: set[asyncio.Event] = set()
+        self._waiting: dict[asyncio.Event, list[str]] = {}
+        self._listening: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<DatabaseStore {self.url}>"
@@ -78,9 +79,9 @@ class DatabaseStore(Operations):
         if within is not None:
             new = await self._within(within, self._publishing(drafts, own_connection=False))
         elif drafts:
+            mode = Mode.LOOSE if publishing.is_one_statement(self.dialect, drafts) else Mode.WRITE
             new = await self._run(
-                lambda again: self._publishing(_looked_up(drafts) if again else drafts, own_connection=True),
-                Mode.WRITE,
+                lambda again: self._publishing(_looked_up(drafts) if again else drafts, own_connection=True), mode
             )
         else:
             new = set()
@@ -97,7 +98,12 @@ class DatabaseStore(Operations):
 
     def _publishing(self, drafts: Sequence[Draft], *, own_connection: bool) -> Steps[set[UUID]]:
         return publishing.publish(
-            self.dialect, drafts, now=self._now(), dedupe_for=self._dedupe_for, own_connection=own_connection
+            self.dialect,
+            drafts,
+            now=self._now(),
+            dedupe_for=self._dedupe_for,
+            own_connection=own_connection,
+            announce=self._options.notify,
         )
 
     def _published(self, drafts: Sequence[Draft], new: set[UUID]) -> list[Published]:
@@ -329,7 +335,8 @@ class DatabaseStore(Operations):
         names = queue_names(queues)
         seconds = micros(timeout, "timeout") / SECOND
         event = asyncio.Event()
-        self._waiting.add(event)
+        self._waiting[event] = names
+        self._listen()
         try:
             if self._fresh.intersection(names):
                 return
@@ -343,7 +350,7 @@ class DatabaseStore(Operations):
         except TimeoutError:
             return
         finally:
-            self._waiting.discard(event)
+            del self._waiting[event]
 
     def _next_due(self, queue: str, lanes: Lanes, again: bool) -> Steps[int | None]:
         return claiming.next_due(self.dialect, lanes, queue, self._now())
@@ -352,6 +359,9 @@ class DatabaseStore(Operations):
         if not self._closed:
             self._closed = True
             self._wake()
+            if self._listening is not None:
+                self._listening.cancel()
+                await asyncio.wait([self._listening])
             if self._presence is not None:
                 await self._presence.leave()
             await self._engine.close()
@@ -361,6 +371,18 @@ class DatabaseStore(Operations):
     def _wake(self) -> None:
         for event in self._waiting:
             event.set()
+
+    def _listen(self) -> None:
+        if self._listening is None and self._options.notify:
+            self._listening = asyncio.create_task(self._engine.listen(self.dialect.channel, self._heard))
+
+    def _heard(self, queue: str | None) -> None:
+        """A queue was announced; None: any may have been, while nobody listened."""
+        if queue is not None:
+            self._fresh.add(queue)
+        for event, names in self._waiting.items():
+            if queue is None or queue in names:
+                event.set()
 
     def _due_again(self, queues: Iterable[str]) -> None:
         self._fresh.update(queues)
