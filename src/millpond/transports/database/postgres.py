@@ -328,6 +328,8 @@ async def connect(url: Url, **given: Any) -> DatabaseStore:
         # not be a sequential scan that is kept.
         "plan_cache_mode": "force_generic_plan",
         "enable_seqscan": "off",
+        # That makes the cost of a scan without an index look enormous, which would bring on compilation.
+        "jit": "off",
     }
     engine: Engine
     if options.pool is not None:
