@@ -33,7 +33,7 @@ VERBS: dict[str, tuple[Capability, Callable[[Store], Awaitable[object]]]] = {
     "resume": (Capability.PAUSE, lambda t: t.resume("q")),
     "retain": (Capability.ARCHIVE, lambda t: t.retain("q", completed=1, failed=None)),
     "purge": (Capability.ARCHIVE, lambda t: t.purge(older_than=0)),
-    "replay": (Capability.ARCHIVE, lambda t: t.replay([uuid4()], name="again")),
+    "replay": (Capability.ARCHIVE, lambda t: t.replay([], name="again")),
     "reap": (Capability(0), lambda t: t.reap()),
     "join": (Capability.PRESENCE, lambda t: t.join()),
 }

@@ -8,8 +8,8 @@ order in which they are to be claimed. It belongs to one event loop, and what it
 from __future__ import annotations
 
 import asyncio
-import difflib
 import heapq
+import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from millpond.clock import SECOND, Clock, Seconds, SystemClock, micros, moment
-from millpond.errors import Closed, InvalidOption, InvalidTime, not_supported
+from millpond.errors import Closed, InvalidMessage, InvalidOption, InvalidTime, not_supported
 from millpond.message import (
     BODY_LIMIT,
     LIVE,
@@ -31,7 +31,6 @@ from millpond.message import (
     Published,
     Receipt,
     State,
-    check_id,
     check_name,
     check_priority,
     decode_headers,
@@ -41,6 +40,16 @@ from millpond.message import (
 )
 from millpond.outcome import MAX_CRASHES, SUSPECT, Change, Outcome, change, refuse_to_run
 from millpond.transport import DEFAULT_LEASE, Capability, QueueStats, Row
+from millpond.transports.arguments import (
+    archive_position,
+    known_options,
+    live_position,
+    page_size,
+    queue_names,
+    states_among,
+    unique_ids,
+    whole_number,
+)
 from millpond.transports.url import Url
 
 CAPABILITIES = (
@@ -53,6 +62,9 @@ CAPABILITIES = (
     | Capability.ARCHIVE
     | Capability.PAUSE
 )
+
+
+MOST_ATTEMPTS = 1_000_000
 
 
 class MemoryOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +155,13 @@ class Line:
         return record if holds else None
 
 
+class Setting(msgspec.Struct):
+    """What an operator decided about a queue."""
+
+    paused: bool
+    keep: dict[State, int | None]
+
+
 class Pond:
     """What everybody connected to one `memory://name` shares."""
 
@@ -156,8 +175,7 @@ class Pond:
         self.given_ids: dict[UUID, int] = {}
         """Until when each is remembered, in that order."""
         self.lines: dict[tuple[str, bool], Line] = {}
-        self.paused: set[str] = set()
-        self.retention: dict[str, tuple[int | None, int | None]] = {}
+        self.settings: dict[str, Setting] = {}
         self.changes: dict[str, int] = {}
         """How often something may have become claimable in a queue."""
         self.waiting: set[asyncio.Event] = set()
@@ -167,6 +185,12 @@ class Pond:
         if now is None:
             raise InvalidOption("memory:// has no database whose clock could decide; give a SystemClock or ManualClock")
         return now
+
+    def setting(self, queue: str, *, change: bool = False) -> Setting:
+        setting = self.settings.get(queue) or Setting(False, dict.fromkeys(SETTLED))
+        if change:
+            self.settings[queue] = setting
+        return setting
 
     def line(self, queue: str, *, suspects: bool) -> Line:
         line = self.lines.get((queue, suspects))
@@ -300,6 +324,7 @@ class MemoryTransport:
         self.url = url
         self._open: Pond | None = pond
         self._turn = 0
+        self._suspects_turn: dict[str, bool] = {}
         self._seen: dict[str, int] = {}
 
     def __repr__(self) -> str:
@@ -337,11 +362,10 @@ class MemoryTransport:
         suspects: bool = True,
     ) -> list[Claim]:
         pond = self._pond
-        names = _queue_names(queues)
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-            raise InvalidOption(f"limit must be a whole number of messages, not {limit!r}")
+        names = queue_names(queues)
+        whole_number(limit, "limit")
         lease_us = micros(lease, "lease")
-        wanted = None if ids is None else list(dict.fromkeys(check_id(id_) for id_ in ids))
+        wanted = None if ids is None else unique_ids(ids)
         if limit == 0 or not names or wanted == []:
             return []
         self._seen.update({name: pond.changes.get(name, 0) for name in names})
@@ -362,7 +386,7 @@ class MemoryTransport:
     ) -> list[Claim]:
         pond, now, token = self._pond, self._pond.now(), secrets.randbits(62)
         if ids is not None:
-            open_names = set(names) - pond.paused
+            open_names = {name for name in names if not pond.setting(name).paused}
             due = [r for r in self._waiting(ids) if r.queue in open_names and r.due_us <= now]
             due.sort(key=lambda r: (r.suspect, r.priority, r.due_us, r.id))
             return [pond.deliver(record, token, lease, now) for record in due[:limit]]
@@ -375,17 +399,31 @@ class MemoryTransport:
             still_hungry = []
             for n, queue in enumerate(hungry):
                 share = -(-(limit - len(claims)) // (len(hungry) - n))
-                if queue in pond.paused:
+                if pond.setting(queue).paused:
                     continue
-                if suspects and not claims:
-                    for record in pond.line(queue, suspects=True).take(1, now):
-                        return [pond.deliver(record, token, lease, now)]
-                got = [pond.deliver(r, token, lease, now) for r in pond.line(queue, suspects=False).take(share, now)]
+                alone = suspects and not claims
+                got = self._suspect(queue, token, lease, now) if alone and self._suspects_turn.get(queue, True) else []
+                if not got:
+                    records = pond.line(queue, suspects=False).take(share, now)
+                    got = [pond.deliver(record, token, lease, now) for record in records]
+                    if got:
+                        self._suspects_turn[queue] = True
+                    elif alone:
+                        got = self._suspect(queue, token, lease, now)
+                if got and got[0].unfinished >= SUSPECT:
+                    return got
                 claims += got
                 if share and len(got) == share:
                     still_hungry.append(queue)
             hungry = still_hungry
         return claims
+
+    def _suspect(self, queue: str, token: int, lease: int, now: int) -> list[Claim]:
+        """One suspect, if there is one; then it is the others' turn to go first, so that neither starves."""
+        records = list(self._pond.line(queue, suspects=True).take(1, now))
+        if records:
+            self._suspects_turn[queue] = False
+        return [self._pond.deliver(record, token, lease, now) for record in records]
 
     async def extend(self, receipts: Sequence[Receipt], lease: Seconds = DEFAULT_LEASE) -> list[Receipt]:
         pond = self._pond
@@ -409,7 +447,7 @@ class MemoryTransport:
         return [receipt for receipt, c in changes.items() if not pond.settle(receipt, c)]
 
     async def wait(self, queues: Sequence[str], timeout: Seconds) -> None:
-        pond, names = self._pond, _queue_names(queues)
+        pond, names = self._pond, queue_names(queues)
         seconds = micros(timeout, "timeout") / SECOND
         if any(pond.changes.get(name, 0) != self._seen.get(name, 0) for name in names):
             return
@@ -431,19 +469,26 @@ class MemoryTransport:
     # --- the operator's verbs -----------------------------------------------------------------------
 
     async def count(self, queues: Sequence[str] | None = None, *, exact: bool = False) -> list[QueueStats]:
-        pond = self._pond
-        names = {*pond.paused, *pond.retention, *(r.queue for r in self._everything())}
-        chosen = sorted(names if queues is None else set(_queue_names(queues)))
-        counts = {name: dict.fromkeys(State, 0) for name in chosen}
+        pond, now = self._pond, self._pond.now()
+        known = {*pond.settings, *(r.queue for r in pond.live.values()), *(r.queue for r in pond.archived())}
+        names = sorted(known) if queues is None else queue_names(queues)
+        counts = {name: dict.fromkeys(State, 0) for name in names}
         oldest: dict[str, int] = {}
-        for record in self._everything():
+        for record in [*pond.live.values(), *pond.archived()]:
             if record.queue in counts:
                 counts[record.queue][record.state] += 1
-                if record.waiting:
-                    oldest[record.queue] = min(record.due_us, oldest.get(record.queue, record.due_us))
+                if record.waiting and record.due_us <= now:
+                    oldest[record.queue] = min(record.due_us, oldest.get(record.queue, now))
         return [
-            QueueStats(queue=name, counts=counts[name], paused=name in pond.paused, oldest_due_us=oldest.get(name))
-            for name in chosen
+            QueueStats(
+                queue=name,
+                counts=counts[name],
+                paused=pond.setting(name).paused,
+                oldest_due_us=oldest.get(name),
+                keep_completed_us=pond.setting(name).keep[State.COMPLETED],
+                keep_failed_us=pond.setting(name).keep[State.FAILED],
+            )
+            for name in names
         ]
 
     async def browse(
@@ -453,46 +498,42 @@ class MemoryTransport:
         states: Sequence[State] | None = None,
         key: str | None = None,
         limit: int = 100,
-        after: UUID | None = None,
+        after: Sequence[Any] | None = None,
     ) -> list[Row]:
-        rows = [
-            record
-            for record in self._pond.live.values()
-            if queue in (None, record.queue)
-            and record.state in (states or LIVE)
-            and key in (None, record.key)
-            and (after is None or record.id > after)
-        ]
-        return [_row(record) for record in sorted(rows, key=lambda r: r.id)[:limit]]
+        chosen = states_among(states, LIVE, "browse")
+        last = None if after is None else live_position(after)
+        rows = sorted(
+            (_row(r) for r in self._pond.live.values() if _matches(r, queue, key, chosen)), key=lambda r: r.position
+        )
+        return [row for row in rows if last is None or row.position > last][: page_size(limit)]
 
     async def archived(
         self,
         queue: str | None = None,
         *,
         states: Sequence[State] | None = None,
+        key: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int = 100,
-        after: tuple[int, UUID] | None = None,
+        after: Sequence[Any] | None = None,
     ) -> list[Row]:
-        first = None if since is None else moment(since, "since")
-        last = None if until is None else moment(until, "until")
-        rows = [
-            (record.archived_us, record.id, record)
-            for record in self._pond.archived()
-            if record.archived_us is not None
-            and queue in (None, record.queue)
-            and record.state in (states or SETTLED)
-            and (first is None or record.archived_us >= first)
-            and (last is None or record.archived_us < last)
-            and (after is None or (record.archived_us, record.id) < after)
+        chosen = states_among(states, SETTLED, "archived")
+        low = -math.inf if since is None else moment(since, "since")
+        high = math.inf if until is None else moment(until, "until")
+        last = None if after is None else archive_position(after)
+        rows = [_row(r) for r in self._pond.archived() if _matches(r, queue, key, chosen)]
+        page = [
+            row
+            for row in sorted(rows, key=lambda r: r.position, reverse=True)
+            if low <= row.position[0] < high and (last is None or row.position < last)
         ]
-        return [_row(record) for _, _, record in sorted(rows, key=lambda r: r[:2], reverse=True)[:limit]]
+        return page[: page_size(limit)]
 
     async def find(self, ids: Sequence[UUID]) -> list[Row]:
-        pond, wanted = self._pond, list(dict.fromkeys(check_id(id_) for id_ in ids))
+        pond, wanted = self._pond, unique_ids(ids)
         live = [pond.live[id_] for id_ in wanted if id_ in pond.live]
-        return [_row(r) for r in [*live, *(r for id_ in wanted for r in pond.archive.get(id_, ()))]]
+        return [_row(r) for r in [*live, *(r for id_ in wanted for r in reversed(pond.archive.get(id_, ())))]]
 
     async def reschedule(
         self,
@@ -504,6 +545,8 @@ class MemoryTransport:
         attempts: int | None = None,
     ) -> list[UUID]:
         pond = self._pond
+        if priority is None and due_at is None and delay is None and attempts is None:
+            raise InvalidOption("reschedule changes nothing: give priority, due_at, delay or attempts")
         if due_at is not None and delay is not None:
             raise InvalidTime("give either delay or due_at, not both")
         due = None if due_at is None else moment(due_at, "due_at")
@@ -511,37 +554,41 @@ class MemoryTransport:
             due = pond.now() + micros(delay, "delay")
         if priority is not None:
             check_priority(priority)
-        if attempts is not None and (isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 0):
-            raise InvalidOption(f"attempts must be a whole number, not {attempts!r}")
-        changed = self._waiting(ids)
+        if attempts is not None:
+            whole_number(attempts, "attempts", MOST_ATTEMPTS)
+        changed = self._waiting(unique_ids(ids))
         for record in changed:
             record.priority = record.priority if priority is None else priority
             record.due_us = record.due_us if due is None else due
-            if attempts is not None:  # what is known of crashes stays known
-                record.deliveries += attempts - record.attempts
-                record.attempts = attempts
+            if attempts is not None:
+                record.attempts = record.deliveries = attempts
+                record.first_attempt_us = record.first_attempt_us if attempts else None
             pond.enqueue(record)
         return [record.id for record in changed]
 
     async def cancel(self, ids: Sequence[UUID], *, reason: str = "cancelled") -> list[UUID]:
-        cancelled = self._waiting(ids)
+        cancelled = self._waiting(unique_ids(ids))
+        if not isinstance(reason, str):
+            raise InvalidOption(f"reason must be text, not {type(reason).__name__}")
         for record in cancelled:
             record.token = None
             self._pond.retire(record, State.FAILED, short_error(reason))
         return [record.id for record in cancelled]
 
     async def pause(self, queue: str) -> None:
-        self._pond.paused.add(check_name(queue, "queue"))
+        self._pond.setting(check_name(queue, "queue"), change=True).paused = True
 
     async def resume(self, queue: str) -> None:
-        self._pond.paused.discard(check_name(queue, "queue"))
+        self._pond.setting(check_name(queue, "queue"), change=True).paused = False
         self._pond.changed(queue)
 
     async def retain(self, queue: str, *, completed: Seconds | None, failed: Seconds | None) -> None:
-        self._pond.retention[check_name(queue, "queue")] = (
-            None if completed is None else micros(completed, "completed"),
-            None if failed is None else micros(failed, "failed"),
-        )
+        pond, name = self._pond, check_name(queue, "queue")
+        keep = {
+            State.COMPLETED: None if completed is None else micros(completed, "completed"),
+            State.FAILED: None if failed is None else micros(failed, "failed"),
+        }
+        pond.setting(name, change=True).keep = keep
 
     async def purge(
         self,
@@ -551,32 +598,43 @@ class MemoryTransport:
         states: Sequence[State] | None = None,
     ) -> int:
         pond, now = self._pond, self._pond.now()
+        chosen = states_among(states, SETTLED, "purge")
         age = None if older_than is None else micros(older_than, "older_than")
         gone = []
         for record in pond.archived():
-            kept = pond.retention.get(record.queue, (None, None))[record.state is State.FAILED] if age is None else age
-            old = kept is not None and record.archived_us is not None and record.archived_us <= now - kept
-            if old and queue in (None, record.queue) and record.state in (states or SETTLED):
+            keep = pond.setting(record.queue).keep[record.state] if age is None else age
+            if _matches(record, queue, None, chosen) and keep is not None and (record.archived_us or 0) <= now - keep:
                 gone.append(record)
         for record in gone:
             pond.archive[record.id].remove(record)
         return len(gone)
 
     async def replay(self, ids: Sequence[UUID], *, name: str, queue: str | None = None) -> list[Published]:
-        pond = self._pond
-        again = [
-            Message(
-                queue=queue or record.queue,
-                payload=record.payload,
-                id=replayed_id(record.id, name),
-                key=record.key,
-                priority=record.priority,
-                headers={**decode_headers(record.headers), "replay-of": str(record.id)},
+        pond, label = self._pond, check_name(name, "name")
+        target = None if queue is None else check_name(queue, "queue")
+        unique = unique_ids(ids)
+        missing = [str(id_) for id_ in unique if not pond.archive.get(id_)]
+        if missing:
+            raise InvalidMessage(f"not in the archive, so that nothing was replayed: {', '.join(missing[:10])}")
+        again = []
+        for record in (pond.archive[id_][-1] for id_ in unique):
+            headers = {**decode_headers(record.headers), "replay-of": str(record.id)}
+            again.append(
+                Draft(
+                    id=replayed_id(record.id, label),
+                    given=True,
+                    queue=target or record.queue,
+                    key=record.key,
+                    priority=record.priority,
+                    delay_us=0,
+                    due_us=None,
+                    expires_after_us=None,
+                    expires_us=None,
+                    headers=msgspec.json.encode(headers).decode(),
+                    payload=record.payload,
+                )
             )
-            for id_ in dict.fromkeys(check_id(id_) for id_ in ids)
-            for record in pond.archive.get(id_, [])[-1:]
-        ]
-        return pond.publish([draft(message, body_limit=max(1, len(message.payload))) for message in again])
+        return pond.publish(again)
 
     async def reap(self) -> int:
         return self._pond.reap()
@@ -600,24 +658,17 @@ class MemoryTransport:
 
     # --- inside -------------------------------------------------------------------------------------
 
-    def _everything(self) -> Iterator[Record]:
-        yield from self._pond.live.values()
-        yield from self._pond.archived()
-
     def _waiting(self, ids: Sequence[UUID]) -> list[Record]:
         live = self._pond.live
-        wanted = dict.fromkeys(check_id(id_) for id_ in ids)
-        return [live[id_] for id_ in wanted if id_ in live and live[id_].waiting]
+        return [live[id_] for id_ in ids if id_ in live and live[id_].waiting]
 
 
 def _no_transactions(what: str) -> NoReturn:
     raise not_supported(what, Capability.TRANSACTIONS)
 
 
-def _queue_names(queues: Sequence[str]) -> list[str]:
-    if isinstance(queues, str):
-        queues = [queues]
-    return list(dict.fromkeys(check_name(queue, "queue") for queue in queues))
+def _matches(record: Record, queue: str | None, key: str | None, states: Sequence[State]) -> bool:
+    return queue in (None, record.queue) and key in (None, record.key) and record.state in states
 
 
 def _row(record: Record) -> Row:
@@ -645,14 +696,7 @@ async def connect(url: Url, **given: Any) -> MemoryTransport:
 
 
 def _parse(given: dict[str, Any]) -> MemoryOptions:
-    names = MemoryOptions.__struct_fields__
-    for option in given:
-        if option not in names:
-            near = difflib.get_close_matches(option, names, 1)
-            raise InvalidOption(
-                f"unknown option {option!r}"
-                + (f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(names)}")
-            )
+    known_options(given, MemoryOptions.__struct_fields__)
     options = MemoryOptions(**given)
     limit = options.body_limit
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
