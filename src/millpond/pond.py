@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -57,6 +58,8 @@ class Millpond(Subscribers):
         self._thread: _LoopThread | None = None
         self._guard = threading.Lock()
         self._closed = False
+        self._pid = os.getpid()
+        self._left_by_fork: list[Any] = []
 
     def __repr__(self) -> str:
         return f"<Millpond {self._url}>"
@@ -266,6 +269,12 @@ class Millpond(Subscribers):
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"the pond at {self._url} was closed; make a new one")
+        if self._pid != os.getpid():
+            # After a fork neither the parent's connections nor its threads are ours. They are kept, since
+            # closing a connection here would speak to the parent's server, or let go of its locks.
+            self._left_by_fork.append((dict(self._opening), self._thread))
+            self._opening, self._thread, self._guard = WeakKeyDictionary(), None, threading.Lock()
+            self._pid = os.getpid()
 
     def _wait_for(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine to its end from synchronous code.
@@ -279,7 +288,7 @@ class Millpond(Subscribers):
             if loop is not here and loop.is_running():
                 return asyncio.run_coroutine_threadsafe(work(), loop).result()
         with self._guard:
-            if self._thread is None or not self._thread.is_alive():  # a fork leaves threads behind
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = _LoopThread()
             thread = self._thread
         thread.wait_for(self._check_shared())
