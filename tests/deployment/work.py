@@ -1,0 +1,42 @@
+"""A little of everything that a store does, to see that it does it somewhere."""
+
+import asyncio
+from uuid import uuid4
+
+from millpond import Ack, Claim, GiveBack, Message, Nack, Reject, Store
+
+
+async def everything(store: Store, queue: str) -> None:
+    """Publish in every way, claim, extend, settle in every way, browse; then nothing is left to claim."""
+    given = [Message(queue=queue, payload=b"given", id=uuid4()) for _ in range(3)]
+    assert [p.new for p in await store.publish(given)] == [True] * 3
+    assert [p.new for p in await store.publish(given)] == [False] * 3
+    assert (await store.publish([Message(queue=queue, payload=b"single", key="k", headers={"a": 1})]))[0].new
+    bulk = [Message(queue=queue, payload=bytes([n]) * 100, priority=n) for n in range(60)]
+    assert all(p.new for p in await store.publish(bulk))
+    claims = await claim_all(store, queue, 64)
+    assert await store.extend([claim.receipt for claim in claims], lease=120) == []
+    first, second, third, *others = (claim.receipt for claim in claims)
+    outcomes = [Nack(first, delay=0, error="again"), GiveBack(second), Reject(third, reason="no")]
+    assert await store.settle([*outcomes, *map(Ack, others)]) == []
+    again = await claim_all(store, queue, 2)
+    assert {claim.receipt.id for claim in again} == {first.id, second.id}
+    assert await store.settle([Ack(claim.receipt) for claim in again]) == []
+    assert await store.settle([Ack(first)]) == [first]
+    assert await store.claim([queue]) == []
+
+
+async def claim_all(store: Store, queue: str, count: int) -> list[Claim]:
+    """A claim steps over what others hold for a moment, as neighbours of their own rows."""
+    claims: list[Claim] = []
+    async with asyncio.timeout(20):
+        while len(claims) < count:
+            claims += await store.claim([queue], limit=100, lease=60)
+    assert len(claims) == count
+    return claims
+
+
+async def everything_at_once(store: Store, tasks: int) -> None:
+    async with asyncio.TaskGroup() as group:
+        for n in range(tasks):
+            group.create_task(everything(store, f"queue-{n}"))
