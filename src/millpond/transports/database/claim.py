@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from millpond.clock import monotonic
+from millpond.clock import SECOND, monotonic
 from millpond.message import Claim, Message, Receipt, decode_headers
 from millpond.outcome import SUSPECT
 from millpond.transports.database import statements as sql
@@ -18,6 +18,7 @@ REAP_BATCH = 1000
 _LAST_LANE = 2 * sql.SUSPECT_LANE
 _FULL_PASS_EVERY = 1.0
 _ALL_LEASES_EVERY = 10.0
+_COMMIT_WITHIN_US = 5 * SECOND
 
 Floor = tuple[int, Any]
 
@@ -138,7 +139,7 @@ class Leases:
     """Where a reaper looks for lapsed leases: a hint only, to step over the dead entries of past ones.
 
     Once it found none, older ones can only come from transactions that committed late or held their rows
-    locked; it looks for those every few seconds.
+    locked: it leaves those some time, and looks everywhere every few seconds.
     """
 
     def __init__(self) -> None:
@@ -150,7 +151,7 @@ class Leases:
             self.floor = 0
 
     def none_before(self, at: int) -> None:
-        self.floor, self._since = at, monotonic()
+        self.floor, self._since = at - _COMMIT_WITHIN_US, monotonic()
 
 
 def lapsed(d: Dialect, leases: Leases, now: int | None, limit: int) -> Steps[list[Any]]:
