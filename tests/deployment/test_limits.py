@@ -1,0 +1,123 @@
+"""Few connections for many calls, and no call that waits for ever."""
+
+import asyncio
+import time
+from typing import Any
+
+import psycopg
+import pymysql
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+
+import millpond
+from millpond import Message, StoreUnavailable
+from servers import Proxy
+from tests.deployment.work import everything_at_once
+from tests.transactions.callers import address, sqlalchemy_url
+
+
+@pytest.fixture(params=["postgres", "mariadb"])
+def url(request: pytest.FixtureRequest) -> str:
+    fixture: str = request.getfixturevalue(f"{request.param}_url")
+    return fixture
+
+
+@pytest.fixture
+def proxy(url: str, request: pytest.FixtureRequest) -> Proxy:
+    fixture: Proxy = request.getfixturevalue(f"{'postgres' if url.startswith('postgres') else 'mariadb'}_proxy")
+    return fixture
+
+
+def connections(url: str) -> int:
+    """Sessions in a test's own database, without this one."""
+    if url.startswith("postgres"):
+        with psycopg.connect(url) as c:
+            text = (
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            return int(c.execute(text).fetchone()[0])  # type: ignore[index]
+    with pymysql.connect(**address(url)) as c, c.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM information_schema.processlist WHERE db = database() AND id <> connection_id()"
+        )
+        return int(cursor.fetchone()[0])
+
+
+async def test_more_calls_than_connections_wait(url: str) -> None:
+    store = await millpond.connect(url, migrate=True, pool_size=2)
+    most = 0
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            most = max(most, await asyncio.to_thread(connections, url))
+            await asyncio.sleep(0.02)
+
+    watching = asyncio.create_task(watch())
+    await everything_at_once(store, 10)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert 1 <= most <= 2
+    await store.close()
+    async with asyncio.timeout(10):
+        while connections(url):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def test_a_call_that_is_cancelled_costs_no_connection(url: str) -> None:
+    store = await millpond.connect(url, migrate=True, pool_size=1)
+    for delay in (0, 0.0005, 0.001, 0.002, 0.004):
+        task = asyncio.create_task(store.publish([Message(queue="q", payload=b"x")]))
+        await asyncio.sleep(delay)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert (await store.publish([Message(queue="q", payload=b"x")]))[0].new
+    await store.close()
+
+
+async def test_a_black_hole_is_noticed(url: str, proxy: Proxy) -> None:
+    store = await millpond.connect(proxy.url(url), migrate=True, call_timeout=0.5, reconnect_timeout=1)
+    proxy.black_hole()
+    big = [Message(queue="q", payload=bytes(900_000)) for _ in range(20)]  # more than any buffer takes
+    calls: list[Any] = [
+        store.publish([Message(queue="q", payload=b"x")]),
+        store.publish(big),
+        store.claim(["q"]),
+        store.extend([millpond.Receipt(millpond.id_from("x"), 1)]),
+        store.settle([millpond.Ack(millpond.Receipt(millpond.id_from("x"), 1))]),
+    ]
+    started = time.monotonic()
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert time.monotonic() - started < 10
+    assert [type(result) for result in results] == [StoreUnavailable] * 5
+    assert all(result.retryable for result in results)
+    proxy.resume()
+    assert (await store.publish([Message(queue="after", payload=b"x")]))[0].new
+    await store.close()
+
+
+async def test_a_short_black_hole_is_only_a_delay(url: str, proxy: Proxy) -> None:
+    """The call is made again by itself, and the message is there once."""
+    store = await millpond.connect(proxy.url(url), migrate=True, call_timeout=0.5, reconnect_timeout=20)
+    proxy.black_hole()
+    call = asyncio.create_task(store.publish([Message(queue="q", payload=b"x")]))
+    await asyncio.sleep(1.2)
+    assert not call.done()
+    proxy.resume()
+    assert (await call)[0].new
+    assert len(await store.claim(["q"], limit=10)) == 1
+    await store.close()
+
+
+async def test_a_black_hole_on_the_callers_own_engine(postgres_url: str, postgres_proxy: Proxy) -> None:
+    engine = create_async_engine(sqlalchemy_url(postgres_proxy.url(postgres_url), "asyncpg"))
+    store = await millpond.connect("postgresql://", pool=engine, migrate=True, call_timeout=0.5, reconnect_timeout=1)
+    postgres_proxy.black_hole()
+    started = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        await store.claim(["q"])
+    assert time.monotonic() - started < 15
+    postgres_proxy.resume()
+    await store.claim(["q"])
+    await store.close()
+    await engine.dispose()
