@@ -78,11 +78,16 @@ class Claiming:
         attempts.measure()
         ahead = min(s.fetch * s.overfetch, attempts.rate * seconds(s.prefetch_for))
         per_runner = s.batch or 1
-        room = int(s.max_workers * per_runner + ahead) - len(attempts.held)
-        # Not one by one: when half of what is ahead has been used up, claim the rest together.
-        if room <= 0 or (attempts.unstarted > ahead / 2 and attempts.unstarted > 0):
-            return 0
-        return min(room, s.fetch)
+        capacity = int(s.max_workers * per_runner + ahead)
+        # Outcomes on their way to the database take no runner's time, so that they do not hold up claims until
+        # there are many of them.
+        room = min(
+            capacity - attempts.unstarted - attempts.running * per_runner, capacity + 2 * s.fetch - len(attempts.held)
+        )
+        # Not one by one: a whole claim, or what is missing when half of what is ahead has been used up.
+        if room >= s.fetch:
+            return s.fetch
+        return 0 if attempts.unstarted > ahead / 2 else max(room, 0)
 
     async def _alone(self) -> None:
         """Let the others finish first, so that a poison takes nobody with it; but do not wait for ever."""

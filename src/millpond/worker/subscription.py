@@ -26,7 +26,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     """Hand over lists of up to this many messages; the handler takes a list."""
     fetch: int = 500
     """Messages per claim at most."""
-    overfetch: float = 1.5
+    overfetch: float = 2.0
     """Claimed and not yet settled at most: this many times `fetch`, beside what runs."""
     prefetch_for: Seconds = 0.25
     """Claim no more than this much time's work ahead, at the present rate: what is slow is not hoarded."""

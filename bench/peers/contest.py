@@ -1,0 +1,66 @@
+"""What every contestant does: handle `count` messages of 200 bytes, and say how long that took.
+
+Run as `python run_NAME.py drain|latency URL COUNT` in its own process and virtual environment; prints one line of
+JSON. Time runs from the first handler call to the last, so that nobody's start-up counts.
+"""
+
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+BODY = {"x": "a" * 191}  # 200 bytes as JSON
+RATE = 20.0
+
+
+class Contest:
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.seen = 0
+        self.done = asyncio.Event()
+        self.latencies: list[float] = []
+        self._first = self._last = 0.0
+
+    def handled(self, published_at: float | None = None) -> None:
+        """One message has reached its handler."""
+        now = time.perf_counter()
+        if published_at is not None:
+            self.latencies.append(time.time() - published_at)
+        if self.seen == 0:
+            self._first = now
+        self.seen += 1
+        if self.seen == self.count:
+            self._last = now
+            self.done.set()
+
+    @property
+    def seconds(self) -> float:
+        return self._last - self._first
+
+    async def publish_slowly(self, publish: Callable[[dict[str, object]], Awaitable[object]]) -> None:
+        """Twenty a second, each with the moment at which it was handed over."""
+        for _ in range(self.count):
+            began = time.perf_counter()
+            await publish({"at": time.time(), "x": "a" * 150})
+            await asyncio.sleep(max(0.0, 1 / RATE - (time.perf_counter() - began)))
+
+
+def main(drain: Callable[[str, Contest], Awaitable[None]], latency: Callable[[str, Contest], Awaitable[None]]) -> None:
+    mode, url, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+    async def run() -> Contest:
+        contest = Contest(count)
+        await (drain if mode == "drain" else latency)(url, contest)
+        return contest
+
+    contest = asyncio.run(run())
+    answer: dict[str, float] = {"count": contest.seen}
+    if mode == "drain":
+        answer["seconds"] = contest.seconds
+    else:
+        ordered = sorted(contest.latencies)
+        answer["p50"] = statistics.median(ordered)
+        answer["p99"] = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+    print(json.dumps(answer), flush=True)
