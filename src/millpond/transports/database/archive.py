@@ -82,23 +82,14 @@ def replay(
     last = {d.id_out(row[0]): row for row in sorted(rows, key=lambda row: row[1])}
     new = yield from unpublished(d, [replayed_id(id_, name) for id_ in last], now, dedupe_for)
     published: dict[UUID, str] = {}
-    values: list[dict[str, Any]] = []
+    values: list[tuple[Any, ...]] = []
     for id_, (key, archived_at, old_queue, headers) in last.items():
         new_id = replayed_id(id_, name)
         if new_id in new:
             published[new_id] = queue or old_queue
-            values.append(
-                {
-                    "new_id": d.id_in(new_id),
-                    "queue": published[new_id],
-                    "headers": _headers(headers, id_),
-                    "id": key,
-                    "archived_at": archived_at,
-                    "now": now,
-                }
-            )
+            values.append((d.id_in(new_id), published[new_id], _headers(headers, id_), key, archived_at, now))
     if values:
-        yield Many(d.sql(sql.REPLAY), values)
+        yield Many(d.sql(sql.REPLAY), ("new_id", "queue", "headers", "id", "archived_at", "now"), values)
     return published
 
 

@@ -138,9 +138,11 @@ class Dialect(ABC):
 
     def requeue(self, params: dict[str, Any], rows: Sequence[tuple[Any, int | None, str | None]]) -> Step:
         """Put (id, delay, error) back to waiting, in the fastest way there is."""
+        shared = tuple(params.values())
         return Many(
             self.sql(REQUEUE),
-            [{**params, "id": i, "delay": delay, "error": error} for i, delay, error in rows],
+            (*params, "id", "delay", "error"),
+            [(*shared, id_, delay, error) for id_, delay, error in rows],
         )
 
     @abstractmethod

@@ -251,9 +251,8 @@ def executor(connection: Any) -> Callable[[Step], Any]:
                     await cursor.execute(text, values)
                     rows: Rows = await cursor.fetchall()
                     return rows
-                case Many(statement, all_params):
-                    text = statement.render(Style.FORMAT, all_params[0])[0]
-                    await cursor.executemany(text, [statement.render(Style.FORMAT, p)[1] for p in all_params])
+                case Many(statement, columns, records):
+                    await cursor.executemany(*statement.render_many(Style.FORMAT, columns, records))
                 case Copy():
                     raise AssertionError("MySQL takes bulk loads as INSERT with many rows")
         return ()

@@ -19,6 +19,6 @@ def once(d: Dialect, id_: Any, key: str, now: int | None) -> Steps[bool]:
     """True for the first transaction that asks for (id, key) and commits."""
     token = secrets.randbits(62)
     at = (yield Query(d.sql(NOW), {"now": now}))[0][0]
-    yield Many(d.sql(ENTER), [{"id": id_, "key": key, "token": token, "at": at}])
+    yield Many(d.sql(ENTER), ("id", "key", "token", "at"), [(id_, key, token, at)])
     rows = yield Query(d.sql(ENTERED), {"id": id_, "key": key})
     return bool(rows) and rows[0][0] == token

@@ -103,9 +103,8 @@ class Cursors:
                     await _now(cursor.execute(text, values))
                     # Not by cursor.description, which psycopg does not know yet in a pipeline.
                     return await _now(cursor.fetchall()) if _ANSWERS.search(text) else ()
-                case Many(statement, rows):
-                    text = statement.render(self._style, rows[0])[0]
-                    await _now(cursor.executemany(text, [statement.render(self._style, row)[1] for row in rows]))
+                case Many(statement, columns, rows):
+                    await _now(cursor.executemany(*statement.render_many(self._style, columns, rows)))
                     return ()
                 case Copy():
                     raise _no_copy()
@@ -166,10 +165,8 @@ class Asyncpg:
                 text, values = statement.render(Style.DOLLAR, params)
                 rows: Rows = await self.connection.fetch(text, *values)
                 return rows
-            case Many(statement, all_params):
-                text = statement.render(Style.DOLLAR, all_params[0])[0]
-                values = [statement.render(Style.DOLLAR, params)[1] for params in all_params]
-                await self.connection.executemany(text, values)
+            case Many(statement, columns, records):
+                await self.connection.executemany(*statement.render_many(Style.DOLLAR, columns, records))
                 return ()
             case Copy(table, schema, columns, records):
                 await self.connection.copy_records_to_table(table, schema_name=schema, columns=columns, records=records)
@@ -212,10 +209,9 @@ class SqlAlchemy:
                 text, values = statement.render(self._style, params)
                 result = await _now(self.connection.exec_driver_sql(text, tuple(values)))
                 return result.fetchall() if result.returns_rows else ()
-            case Many(statement, all_params):
-                text = statement.render(self._style, all_params[0])[0]
-                rows = [tuple(statement.render(self._style, params)[1]) for params in all_params]
-                await _now(self.connection.exec_driver_sql(text, rows))
+            case Many(statement, columns, rows):
+                text, records = statement.render_many(self._style, columns, rows)
+                await _now(self.connection.exec_driver_sql(text, list(map(tuple, records))))
                 return ()
             case Copy():
                 raise _no_copy()

@@ -304,9 +304,8 @@ def _executor(connection: Any) -> Callable[[Step], Any]:
                 text, values = statement.render(Style.DOLLAR, params)
                 rows: Rows = await connection.fetch(text, *values)
                 return rows
-            case Many(statement, all_params):
-                text = statement.render(Style.DOLLAR, all_params[0])[0]
-                await connection.executemany(text, [statement.render(Style.DOLLAR, params)[1] for params in all_params])
+            case Many(statement, columns, records):
+                await connection.executemany(*statement.render_many(Style.DOLLAR, columns, records))
             case Copy(table, schema, columns, records):
                 await connection.copy_records_to_table(table, schema_name=schema, columns=columns, records=records)
         return ()

@@ -48,7 +48,8 @@ def unpublished(d: Dialect, ids: Sequence[UUID], now: int | None, dedupe_for: in
     yield Query(d.sql(sql.FORGET_EXPIRED_IDS), {"ids": keys, "now": now})
     yield Many(
         d.sql(sql.REMEMBER_ID),
-        [{"id": key, "publisher": publisher, "expires_at": at + dedupe_for} for key in keys],
+        ("id", "publisher", "expires_at"),
+        [(key, publisher, at + dedupe_for) for key in keys],
     )
     ours = yield Query(d.sql(sql.OWN_IDS), {"ids": keys, "publisher": publisher})
     if not ours:
@@ -97,7 +98,7 @@ def _insert(d: Dialect, drafts: Sequence[Draft], now: int | None, own_connection
             queues = list({draft.queue for draft in drafts if not draft.delay_us})
             yield Query(d.sql(fused.announce), {"channel": d.channel, "queues": queues})
     else:
-        yield Many(d.sql(sql.INSERT), [dict(zip(sql.MESSAGE_COLUMNS, r, strict=True)) for r in records])
+        yield Many(d.sql(sql.INSERT), sql.MESSAGE_COLUMNS, records)
 
 
 def _columns(d: Dialect, drafts: Sequence[Draft], now: int | None) -> dict[str, Any]:

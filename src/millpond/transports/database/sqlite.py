@@ -217,9 +217,8 @@ def executor(connection: sqlite3.Connection) -> Callable[[Step], Rows]:
             case Query(statement, params):
                 text, values = statement.render(Style.QMARK, params)
                 return connection.execute(text, values).fetchall()
-            case Many(statement, all_params):
-                text = statement.render(Style.QMARK, all_params[0])[0]
-                connection.executemany(text, (statement.render(Style.QMARK, p)[1] for p in all_params))
+            case Many(statement, columns, records):
+                connection.executemany(*statement.render_many(Style.QMARK, columns, records))
                 return ()
             case Copy():
                 raise AssertionError("SQLite has no bulk load beside INSERT")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from enum import Enum
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -55,6 +56,21 @@ class Statement:
             values.extend(params[name]) if name in self._lists else values.append(params[name])
         return sql, values
 
+    def render_many(
+        self, style: Style, columns: Sequence[str], rows: Sequence[Sequence[Any]]
+    ) -> tuple[str, Sequence[Sequence[Any]]]:
+        """The text and the values of each row, in the driver's style."""
+        sql = self._rendered.get((style, ()))
+        if sql is None:
+            sql = self._rendered[style, ()] = self._render(style, {})
+        wanted = list(dict.fromkeys(self._names)) if style is Style.DOLLAR else self._names
+        if wanted == list(columns):
+            return sql, rows
+        places = [columns.index(name) for name in wanted]
+        if len(places) == 1:
+            return sql, [(row[places[0]],) for row in rows]
+        return sql, list(map(itemgetter(*places), rows))
+
     def _render(self, style: Style, params: Mapping[str, Any]) -> str:
         numbers = {name: n for n, name in enumerate(dict.fromkeys(self._names), 1)}
 
@@ -89,10 +105,12 @@ class Query(msgspec.Struct, frozen=True, gc=False):
 
 
 class Many(msgspec.Struct, frozen=True, gc=False):
-    """One statement to run once for each set of parameters, in the driver's fastest way; no rows."""
+    """One statement to run once for each row of values, in the driver's fastest way; no answer."""
 
     statement: Statement
-    rows: Sequence[Mapping[str, Any]]
+    columns: Sequence[str]
+    """Which parameter each value is."""
+    rows: Sequence[Sequence[Any]]
 
 
 class Copy(msgspec.Struct, frozen=True, gc=False):
