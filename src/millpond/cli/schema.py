@@ -1,7 +1,7 @@
 """`millpond migrate`: make or update the tables, or print how."""
 
 import asyncio
-from typing import Any, Annotated
+from typing import Annotated, Any
 
 import typer
 

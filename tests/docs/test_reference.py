@@ -1,0 +1,73 @@
+"""The reference says what the code does: all options, all errors, all states and columns, all commands."""
+
+import inspect
+import re
+from pathlib import Path
+
+import msgspec
+import typer.main
+
+from millpond import errors
+from millpond.cli.app import app
+from millpond.message import State
+from millpond.transports.database.options import StoreOptions
+
+REFERENCE = Path(__file__).parent.parent.parent / "docs" / "reference"
+SCHEMA = Path(errors.__file__).parent / "transports" / "database" / "schema"
+
+
+def first_cells(file: str) -> list[str]:
+    """What stands as `code` in the first column of the tables of a page."""
+    return re.findall(r"^\| `([^`]+)` \|", (REFERENCE / file).read_text(), re.M)
+
+
+def test_every_option_is_there_with_its_default() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", (REFERENCE / "options.md").read_text(), re.M))
+    fields = {field.name: field.default for field in msgspec.structs.fields(StoreOptions)}
+    assert list(rows) == list(fields), "in the order of the code"
+    for name, default in fields.items():
+        if name != "clock":
+            said = rows[name].strip().strip("`")
+            assert said == repr(default).replace("'", '"'), f"{name}: {said}"
+
+
+def test_every_error_is_there() -> None:
+    classes = [
+        name
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and issubclass(value, errors.MillpondError)
+    ]
+    assert sorted(first_cells("errors.md")) == sorted(classes)
+
+
+def test_every_retryable_error_is_marked() -> None:
+    text = (REFERENCE / "errors.md").read_text()
+    for name, value in vars(errors).items():
+        if inspect.isclass(value) and issubclass(value, errors.MillpondError):
+            (row,) = re.findall(rf"^\| `{name}` \|.*$", text, re.M)
+            assert value.retryable == row.rstrip().endswith("| yes |"), row
+
+
+def test_every_state_and_column_is_there() -> None:
+    cells = first_cells("states.md")
+    assert {state.value for state in State} <= set(cells)
+    schema = "".join(path.read_text() for path in sorted((SCHEMA / "postgresql").glob("*.sql")))
+    for table in ("message", "archive"):
+        (body,) = re.findall(rf"CREATE TABLE {{{table}}} \((.*?)^\)", schema, re.S | re.M)
+        columns = set(re.findall(r"^  (\w+) \w+", body, re.M))
+        assert columns <= set(cells), columns - set(cells)
+
+
+def test_every_command_and_option_is_there() -> None:
+    text = (REFERENCE / "cli.md").read_text()
+    group = typer.main.get_command(app)
+    commands = group.commands  # type: ignore[attr-defined]
+    described = re.findall(r"^### `millpond ([\w-]+)", text, re.M)
+    assert sorted(described) == sorted(commands)
+    for name, command in commands.items():
+        (section,) = re.findall(rf"^### `millpond {name}\b.*?(?=^##|\Z)", text, re.S | re.M)
+        for parameter in command.params:
+            for option in parameter.opts:
+                common = option in ("--url", "--schema", "--table-prefix", "--json", "--help")
+                if option.startswith("--") and not common:
+                    assert f"`{option}" in section, f"{name} {option}"
