@@ -161,9 +161,10 @@ WHERE id {{ids}}
 # --- the operator's verbs -------------------------------------------------------------------------------
 
 # From queue to queue by the index, not through millions of rows.
+FIRST_ARCHIVED_QUEUE = "SELECT min(a.queue) FROM {archive} a {archive_index}"
 ARCHIVED_QUEUES = """
 WITH RECURSIVE step (name) AS (
-SELECT min(a.queue) FROM {archive} a {archive_index}
+SELECT min(a.queue) FROM {archive} a {archive_index} WHERE a.queue > :after
 UNION ALL
 SELECT (SELECT min(a.queue) FROM {archive} a {archive_index} WHERE a.queue > step.name) FROM step
 WHERE step.name IS NOT NULL)

@@ -22,7 +22,8 @@ CREATE TABLE {message} (
   payload BLOB NOT NULL
 );
 
-CREATE INDEX {prefix}message_claim ON {message} (queue, lane, due_at, id) WHERE state <> 'PROCESSING';
+-- The state comes last, so that counting by state reads the index only.
+CREATE INDEX {prefix}message_claim ON {message} (queue, lane, due_at, id, state) WHERE state <> 'PROCESSING';
 
 CREATE INDEX {prefix}message_lease ON {message} (lease_until) WHERE state = 'PROCESSING';
 
