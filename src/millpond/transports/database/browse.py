@@ -45,18 +45,23 @@ WHERE a.queue = n.name AND a.state = '{{state}}' LIMIT 1 OFFSET :counted) IS NUL
 
 
 def _count_text(*, chosen: bool, exact: bool) -> str:
-    """One statement, hence one moment: a message that is settled meanwhile is counted once."""
+    """One statement, hence one moment: a message that is settled meanwhile is counted once.
+
+    Grouped by queue alone, which is the order of the index: nothing is sorted.
+    """
     of_queues = "AND m.queue {queues}" if chosen else ""
     counted = _EXACT if exact else _BOUNDED
     archived = "".join(
-        f"UNION ALL SELECT n.name, '{state}', {counted.format(state=state)}, NULL FROM {{names}} " for state in SETTLED
+        f"UNION ALL SELECT n.name, '{state}', {counted.format(state=state)}, 0, NULL FROM {{names}} "
+        for state in SETTLED
     )
     return f"""
-    SELECT m.queue, m.state, count(*), min(CASE WHEN m.due_at <= {{now}} THEN m.due_at END)
-    FROM {{message}} m {{claim_index}} WHERE {{ready}} {of_queues} GROUP BY m.queue, m.state
+    SELECT m.queue, 'PENDING', count(*), count(CASE WHEN m.state = 'RETRYABLE' THEN 1 END),
+    min(CASE WHEN m.due_at <= {{now}} THEN m.due_at END)
+    FROM {{message}} m {{claim_index}} WHERE {{ready}} {of_queues} GROUP BY m.queue
     UNION ALL
-    SELECT m.queue, m.state, count(*), NULL
-    FROM {{message}} m {{held_index}} WHERE {{held}} {of_queues} GROUP BY m.queue, m.state
+    SELECT m.queue, 'PROCESSING', count(*), 0, NULL
+    FROM {{message}} m {{held_index}} WHERE {{held}} {of_queues} GROUP BY m.queue
     {archived}"""
 
 
@@ -72,34 +77,42 @@ def count(d: Dialect, queues: Sequence[str] | None, *, exact: bool, now: int | N
     if queues is not None:
         params["queues"] = names
     rows = yield Query(d.sql(_COUNTS[queues is not None, exact]), params)
-    counts: dict[str, dict[State, int]] = {}
+    counts: dict[str, dict[State, int]] = {queue: dict.fromkeys(State, 0) for queue in [*(queues or ()), *settings]}
     oldest: dict[str, int] = {}
     approximate = set()
-    for queue, state, number, due in rows:
+    for queue, state, number, retryable, due in rows:
+        states = counts.setdefault(queue, dict.fromkeys(State, 0))
         if number < 0:
             approximate.add(queue)
             number = COUNT_LIMIT
-        counts.setdefault(queue, {})[State(state)] = int(number)
+        states[State(state)] = int(number) - int(retryable)
+        if retryable:
+            states[State.RETRYABLE] = int(retryable)
         if due is not None:
-            oldest[queue] = min(int(due), oldest.get(queue, int(due)))
+            oldest[queue] = int(due)
     return [
         QueueStats(
             queue=queue,
-            counts={state: counts.get(queue, {}).get(state, 0) for state in State},
+            counts=counts[queue],
             approximate=queue in approximate,
             paused=bool(paused),
             oldest_due_us=oldest.get(queue),
             keep_completed_us=completed,
             keep_failed_us=failed,
         )
-        for queue in (queues if queues is not None else sorted({*counts, *settings}))
+        for queue in (queues if queues is not None else sorted(counts))
         for paused, completed, failed in [settings.get(queue, (0, None, None))]
     ]
 
 
 def archived_queues(d: Dialect) -> Steps[list[str]]:
-    """Every queue that has archived messages."""
-    return [row[0] for row in (yield Query(d.sql(sql.ARCHIVED_QUEUES), {}))]
+    """Every queue that has archived messages: as many as the database finds at a time, until none is left."""
+    rows = yield Query(d.sql(sql.FIRST_ARCHIVED_QUEUE), {})
+    names: list[str] = []
+    while found := [name for (name,) in rows if name is not None]:
+        names += found
+        rows = yield Query(d.sql(sql.ARCHIVED_QUEUES), {"after": names[-1]})
+    return names
 
 
 def names_in(names: Sequence[str]) -> str:
@@ -109,7 +122,8 @@ def names_in(names: Sequence[str]) -> str:
 
 # --- live messages --------------------------------------------------------------------------------------
 
-_ORDER = "m.queue, m.lane, m.due_at, m.id"
+_ORDER = "m.lane, m.due_at, m.id"
+_ACROSS = f"m.queue, {_ORDER}"
 
 
 def browse(
@@ -136,7 +150,7 @@ def browse(
                 params["key"] = key
             index = "{held_index}" if held else "{claim_index}"
             text = f"SELECT {LIVE_COLUMNS} FROM {{message}} m {index} WHERE {where}"
-            page = yield from _page(d, text, params, _after_live(d, queue, after), _ORDER, limit)
+            page = yield from _page(d, text, params, _after_live(d, queue, after), limit)
             found |= {row.id: row for row in page}
     return sorted(found.values(), key=lambda row: row.position)[:limit]
 
@@ -144,21 +158,21 @@ def browse(
 def _after_live(d: Dialect, queue: str | None, after: tuple[str, bool, int, int, UUID] | None) -> _Ranges:
     """What follows a position, as ranges of the index, in order."""
     if after is None:
-        yield ("m.queue = :queue", {"queue": queue}) if queue is not None else ("1 = 1", {})
+        yield ("1 = 1", _ACROSS, {}) if queue is None else ("m.queue = :queue", _ORDER, {"queue": queue})
         return
     last_queue, suspect, priority, due, id_ = after
     if queue is not None and queue != last_queue:
         # A page of another listing: only whole queues before or after this one can be meant.
         if queue > last_queue:
-            yield "m.queue = :queue", {"queue": queue}
+            yield "m.queue = :queue", _ORDER, {"queue": queue}
         return
     here = {"queue": last_queue, "lane": suspect * sql.SUSPECT_LANE + priority}
     at = "m.queue = :queue AND m.lane = :lane"
-    yield f"{at} AND m.due_at = :due AND m.id > :id", {**here, "due": due, "id": d.id_in(id_)}
-    yield f"{at} AND m.due_at > :due", {**here, "due": due}
-    yield "m.queue = :queue AND m.lane > :lane", here
+    yield f"{at} AND m.due_at = :due AND m.id > :id", "m.id", {**here, "due": due, "id": d.id_in(id_)}
+    yield f"{at} AND m.due_at > :due", "m.due_at, m.id", {**here, "due": due}
+    yield "m.queue = :queue AND m.lane > :lane", _ORDER, here
     if queue is None:
-        yield "m.queue > :queue", {"queue": last_queue}
+        yield "m.queue > :queue", _ACROSS, {"queue": last_queue}
 
 
 # --- archived messages ----------------------------------------------------------------------------------
@@ -195,7 +209,7 @@ def archived(
         if len(found) == limit and newest < (found[-1].archived_us or 0):
             break
         chosen = {**params, "queue": name, "state": state.value}
-        found += yield from _page(d, text, chosen, _after_archived(d, after), _NEWEST, limit)
+        found += yield from _page(d, text, chosen, _after_archived(d, after), limit)
         found.sort(key=lambda row: row.position, reverse=True)
         del found[limit:]
     return found
@@ -224,16 +238,17 @@ def _newest(
 
 def _after_archived(d: Dialect, after: tuple[int, UUID] | None) -> _Ranges:
     if after is None:
-        yield "1 = 1", {}
+        yield "1 = 1", _NEWEST, {}
         return
     at, id_ = after
-    yield "a.archived_at = :at AND a.id < :id", {"at": at, "id": d.id_in(id_)}
-    yield "a.archived_at < :at", {"at": at}
+    yield "a.archived_at = :at AND a.id < :id", "a.id DESC", {"at": at, "id": d.id_in(id_)}
+    yield "a.archived_at < :at", _NEWEST, {"at": at}
 
 
 # --- both -----------------------------------------------------------------------------------------------
 
-_Ranges = Iterator[tuple[str, Mapping[str, Any]]]
+_Ranges = Iterator[tuple[str, str, Mapping[str, Any]]]
+"""Condition, order and parameters of each. What a condition fixes is not in its order: MySQL would sort."""
 
 
 def find(d: Dialect, ids: Sequence[Any]) -> Steps[list[Row]]:
@@ -241,15 +256,13 @@ def find(d: Dialect, ids: Sequence[Any]) -> Steps[list[Row]]:
     return _rows(d, (yield Query(d.sql(FIND), {"ids": ids})))
 
 
-def _page(
-    d: Dialect, text: str, params: Mapping[str, Any], ranges: _Ranges, order: str, limit: int
-) -> Steps[list[Row]]:
+def _page(d: Dialect, text: str, params: Mapping[str, Any], ranges: _Ranges, limit: int) -> Steps[list[Row]]:
     """One range after the other until the page is full.
 
     In one comparison of rows, (a, b) > (:a, :b), MySQL would not find the place in the index.
     """
     page: list[Row] = []
-    for range_, more in ranges:
+    for range_, order, more in ranges:
         statement = d.sql(f"{text} AND {range_} ORDER BY {order} LIMIT :limit")
         page += _rows(d, (yield Query(statement, {**params, **more, "limit": limit - len(page)})))
         if len(page) == limit:
