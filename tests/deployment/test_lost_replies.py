@@ -133,8 +133,19 @@ async def test_publish(place: Place, count: int, given: bool) -> None:
     lost = place.proxy.cut_after(b"ledger" if place.is_postgres and count == 1 and not given else b"COMMIT")
     published = await place.store.publish(messages)
     assert lost.is_set()
+    assert [p.new for p in published] == [True] * count
     assert len({p.id for p in published}) == count
     assert place.rows("SELECT count(*) FROM message WHERE queue = 'ledger'") == [(count,)]
+
+
+async def test_publish_of_a_known_id(place: Place) -> None:
+    """The second try must not take another's message for its own."""
+    known, fresh = uuid4(), uuid4()
+    await place.store.publish([message("q", id=known)])
+    lost = place.proxy.cut_after(b"COMMIT")
+    published = await place.store.publish([message("q", id=known), message("q", id=fresh), message("q", id=fresh)])
+    assert lost.is_set()
+    assert [p.new for p in published] == [False, True, False]
 
 
 async def test_publish_that_never_arrived(place: Place) -> None:

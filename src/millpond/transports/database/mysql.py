@@ -133,7 +133,9 @@ class MysqlDialect(Dialect):
             return Trouble.LOST  # as SQLAlchemy says
         error = getattr(error, "orig", None) or error  # SQLAlchemy wraps the driver's
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
-        if code in (1205, 1213, 3572):
+        # Lock wait, deadlock, nowait; and a key that is taken: an earlier try of the same publish was cut off
+        # before its commit, which came after we had looked. The next try sees it.
+        if code in (1205, 1213, 3572, 1062):
             return Trouble.BUSY
         if code in (1044, 1045, 1698, 1142):
             return Trouble.REFUSED

@@ -199,6 +199,9 @@ class PostgresDialect(Dialect):
             return Trouble.FOREIGN
         if isinstance(error, asyncpg.InterfaceError) and "clos" in str(error):
             return Trouble.LOST
+        # Met when a server is killed: the driver's protocol lost its place. A connection of ours has one user.
+        if isinstance(error, asyncpg.InternalClientError) or "another operation is in progress" in str(error):
+            return Trouble.LOST
         if is_untrusted(error) or "rejected SSL upgrade" in str(error):
             return Trouble.UNTRUSTED
         if isinstance(error, OSError | EOFError | asyncio.TimeoutError):
@@ -208,7 +211,9 @@ class PostgresDialect(Dialect):
         return Trouble.OTHER if isinstance(error, asyncpg.InterfaceError) else Trouble.FOREIGN
 
 
-_BUSY = {"40001", "40P01", "55P03"}
+# Serialization, deadlock, lock wait; and a key that is taken: an earlier try of the same publish was cut off
+# before its commit, which came after we had looked. The next try sees it.
+_BUSY = {"40001", "40P01", "55P03", "23505"}
 # Shutdown, crash, cannot connect now, too many connections, read-only (an old primary after a failover).
 _LOST = {"57P01", "57P02", "57P03", "53300", "25006"}
 
@@ -239,13 +244,24 @@ class PostgresEngine:
 
     async def run(self, steps: Callable[[], Steps[T]], mode: Mode = Mode.WRITE) -> T:
         async with self._pool.acquire() as connection:
-            execute = _executor(connection)
-            if mode is not Mode.WRITE and not self._pooler:
-                return await drive_async(steps(), execute)
-            async with connection.transaction():
-                if self._pooler:
-                    await connection.execute(self._settings)
-                return await drive_async(steps(), execute)
+            try:
+                return await self._run(connection, steps, mode)
+            except Exception as e:
+                # Not kept, even if it seems alive: an old primary, or a protocol that lost its place. But after
+                # a timeout the driver asks the server to stop its work, and decides then.
+                if self.dialect.trouble(e) is Trouble.LOST and not isinstance(e, TimeoutError):
+                    with contextlib.suppress(asyncpg.InterfaceError):  # the pool may have it back already
+                        connection.terminate()
+                raise
+
+    async def _run(self, connection: Any, steps: Callable[[], Steps[T]], mode: Mode) -> T:
+        execute = _executor(connection)
+        if mode is not Mode.WRITE and not self._pooler:
+            return await drive_async(steps(), execute)
+        async with connection.transaction():
+            if self._pooler:
+                await connection.execute(self._settings)
+            return await drive_async(steps(), execute)
 
     async def hold(self, worker: int) -> PostgresSession:
         return PostgresSession(await self._connect())

@@ -24,26 +24,39 @@ def publish(
     dedupe_for: int,
     own_connection: bool,
     announce: bool = False,
+    publisher: int | None = None,
+    again: bool = False,
 ) -> Steps[set[UUID]]:
-    """Store the drafts, and announce them to those that listen; returns the ids of those that are new."""
+    """Store the drafts, and announce them to those that listen; returns the ids of those that are new.
+
+    `again`: an earlier try by the same `publisher` may have been committed; what it published is new too.
+    """
     fresh = {draft.id: draft for draft in drafts if not draft.given}
     given: dict[UUID, Draft] = {}
     for draft in drafts:
         if draft.given:
             given.setdefault(draft.id, draft)  # of an id that stands twice in one call, the first counts
     if given:
-        unknown = yield from unpublished(d, list(given), now, dedupe_for)
-        fresh.update((id_, draft) for id_, draft in given.items() if id_ in unknown)
+        ours, present = yield from _enter(d, list(given), now, dedupe_for, publisher)
+        fresh.update((id_, draft) for id_, draft in given.items() if id_ in ours and id_ not in present)
     if fresh:
         yield from _insert(d, list(fresh.values()), now, own_connection, announce)
-    return set(fresh)
+    return {*fresh, *ours} if given and again else set(fresh)
 
 
 def unpublished(d: Dialect, ids: Sequence[UUID], now: int | None, dedupe_for: int) -> Steps[set[UUID]]:
     """Enter ids in the dedupe table; returns those that nobody has published within the window."""
+    ours, present = yield from _enter(d, ids, now, dedupe_for, None)
+    return ours - present
+
+
+def _enter(
+    d: Dialect, ids: Sequence[UUID], now: int | None, dedupe_for: int, publisher: int | None
+) -> Steps[tuple[set[UUID], set[UUID]]]:
+    """Enter ids in the dedupe table; returns those entered by this publisher, and which of them have a message."""
     # In one order everywhere, so that two publishers of the same ids wait for each other and never deadlock.
     keys = [d.id_in(id_) for id_ in sorted(ids)]
-    publisher = secrets.randbits(62)
+    publisher = publisher or secrets.randbits(62)
     at = (yield Query(d.sql(sql.NOW), {"now": now}))[0][0]
     yield Query(d.sql(sql.FORGET_EXPIRED_IDS), {"ids": keys, "now": now})
     yield Many(
@@ -53,12 +66,12 @@ def unpublished(d: Dialect, ids: Sequence[UUID], now: int | None, dedupe_for: in
     )
     ours = yield Query(d.sql(sql.OWN_IDS), {"ids": keys, "publisher": publisher})
     if not ours:
-        return set()
+        return set(), set()
     # An id may also be here from before the window, or from a publish whose reply was lost.
     present = yield Query(
         d.sql(sql.PRESENT_IDS), {"ids": [row[0] for row in ours], "now": now, "dedupe_for": dedupe_for}
     )
-    return {d.id_out(row[0]) for row in ours} - {d.id_out(row[0]) for row in present}
+    return {d.id_out(row[0]) for row in ours}, {d.id_out(row[0]) for row in present}
 
 
 def is_one_statement(d: Dialect, drafts: Sequence[Draft]) -> bool:

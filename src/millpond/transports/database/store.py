@@ -80,8 +80,12 @@ class DatabaseStore(Operations):
             new = await self._within(within, self._publishing(drafts, own_connection=False))
         elif drafts:
             mode = Mode.LOOSE if publishing.is_one_statement(self.dialect, drafts) else Mode.WRITE
+            publisher = secrets.randbits(62)
             new = await self._run(
-                lambda again: self._publishing(_looked_up(drafts) if again else drafts, own_connection=True), mode
+                lambda again: self._publishing(
+                    _looked_up(drafts) if again else drafts, own_connection=True, publisher=publisher, again=again
+                ),
+                mode,
             )
         else:
             new = set()
@@ -96,7 +100,9 @@ class DatabaseStore(Operations):
         limit = self._options.body_limit
         return [draft(message, body_limit=limit) for message in messages]
 
-    def _publishing(self, drafts: Sequence[Draft], *, own_connection: bool) -> Steps[set[UUID]]:
+    def _publishing(
+        self, drafts: Sequence[Draft], *, own_connection: bool, publisher: int | None = None, again: bool = False
+    ) -> Steps[set[UUID]]:
         return publishing.publish(
             self.dialect,
             drafts,
@@ -104,6 +110,8 @@ class DatabaseStore(Operations):
             dedupe_for=self._dedupe_for,
             own_connection=own_connection,
             announce=self._options.notify,
+            publisher=publisher,
+            again=again,
         )
 
     def _published(self, drafts: Sequence[Draft], new: set[UUID]) -> list[Published]:
@@ -115,7 +123,7 @@ class DatabaseStore(Operations):
         seen: set[UUID] = set()
         results = []
         for d in drafts:
-            results.append(Published(d.id, d.id in new and not (d.given and d.id in seen)))
+            results.append(Published(d.id, not d.given or (d.id in new and d.id not in seen)))
             if d.given:
                 seen.add(d.id)
         return results

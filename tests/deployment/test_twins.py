@@ -1,0 +1,50 @@
+"""Two tries of one publish at once: the first is cut off but not yet over when the second begins."""
+
+import asyncio
+from contextlib import closing
+from uuid import uuid4
+
+import asyncpg
+import pymysql
+
+import millpond
+from millpond import Message
+from tests.transactions.callers import address
+
+# As the first try leaves it: the message is written, and not yet committed.
+WRITTEN = (
+    "INSERT INTO message (id, queue, priority, lane, due_at, state, payload, created_at) "
+    "VALUES (%s, 'q', 50, 50, 0, 'PENDING', 'x', 0)"
+)
+
+
+async def test_on_postgresql(postgres_url: str) -> None:
+    store = await millpond.connect(postgres_url, migrate=True)
+    twin = await asyncpg.connect(postgres_url)
+    id_ = uuid4()
+    await twin.execute("BEGIN")
+    await twin.execute(WRITTEN.replace("%s", "$1"), id_)
+    second = asyncio.create_task(store.publish([Message(queue="q", payload=b"x", id=id_)]))
+    async with asyncio.timeout(10):
+        while not await twin.fetchval("SELECT 1 FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await twin.execute("COMMIT")
+    assert not (await second)[0].new
+    assert len(await store.claim(["q"], limit=10)) == 1
+    await twin.close()
+    await store.close()
+
+
+async def test_on_mariadb(mariadb_url: str) -> None:
+    store = await millpond.connect(mariadb_url, migrate=True)
+    id_ = uuid4()
+    with closing(pymysql.connect(**address(mariadb_url))) as twin, twin.cursor() as cursor:
+        cursor.execute(WRITTEN, [id_.bytes])
+        second = asyncio.create_task(store.publish([Message(queue="q", payload=b"x", id=id_)]))
+        async with asyncio.timeout(10):
+            while not cursor.execute("SELECT 1 FROM information_schema.innodb_lock_waits"):  # noqa: ASYNC110
+                await asyncio.sleep(0.2)  # the server answers with what it said before unless left alone for 0.1 s
+        twin.commit()
+        assert not (await second)[0].new
+    assert len(await store.claim(["q"], limit=10)) == 1
+    await store.close()
