@@ -75,39 +75,37 @@ def password_of(url: str) -> str:
 # --- messages -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("error_class", "says", "wrong"),
-    [
-        (BodyTooLarge, "raise the option body_limit", {"payload": b"x" * (1024 * 1024 + 1)}),
-        (BodyTooLarge, "the limit is 65,536", {"headers": {"h": "x" * 70_000}}),
-        (InvalidTime, "give it a time zone, e.g. datetime.now(timezone.utc)", {"due_at": NAIVE}),
-        (InvalidTime, "give it a time zone", {"expires": NAIVE}),
-        (InvalidTime, "zero or more seconds, not -1", {"delay": -1}),
-        (InvalidTime, "zero or more seconds", {"expires": -0.5}),
-        (InvalidTime, "either delay or due_at", {"delay": 1, "due_at": NAIVE}),
-        (InvalidPriority, "from 0 (first) to 100 (last), not 101", {"priority": 101}),
-        (InvalidPriority, "from 0 (first) to 100 (last), not -1", {"priority": -1}),
-        (InvalidPriority, "a whole number", {"priority": 1.5}),
-        (BodyNotEncodable, "pond.publish() encodes text and JSON", {"payload": {"sku": 7}}),
-        (BodyNotEncodable, "headers must be JSON", {"headers": {"h": object()}}),
-        (InvalidQueue, "must not be empty", {"queue": ""}),
-        (InvalidQueue, "the limit is 255", {"queue": "q" * 10_000}),
-        (InvalidQueue, "NUL", {"queue": "a\0b"}),
-        (InvalidQueue, "NUL", {"key": "a\0b"}),
-        (InvalidMessage, "millpond.id_from(text)", {"id": "order-7"}),
-    ],
-)
-def test_a_bad_message_is_refused_and_its_neighbours_with_it(
-    url: str, error_class: type[MillpondError], says: str, wrong: dict[str, Any]
-) -> None:
+BAD_MESSAGES: list[tuple[type[MillpondError], str, dict[str, Any]]] = [
+    (BodyTooLarge, "raise the option body_limit", {"payload": b"x" * (1024 * 1024 + 1)}),
+    (BodyTooLarge, "the limit is 65,536", {"headers": {"h": "x" * 70_000}}),
+    (InvalidTime, "give it a time zone, e.g. datetime.now(timezone.utc)", {"due_at": NAIVE}),
+    (InvalidTime, "give it a time zone", {"expires": NAIVE}),
+    (InvalidTime, "zero or more seconds, not -1", {"delay": -1}),
+    (InvalidTime, "zero or more seconds", {"expires": -0.5}),
+    (InvalidTime, "either delay or due_at", {"delay": 1, "due_at": NAIVE}),
+    (InvalidPriority, "from 0 (first) to 100 (last), not 101", {"priority": 101}),
+    (InvalidPriority, "from 0 (first) to 100 (last), not -1", {"priority": -1}),
+    (InvalidPriority, "a whole number", {"priority": 1.5}),
+    (BodyNotEncodable, "pond.publish() encodes text and JSON", {"payload": {"sku": 7}}),
+    (BodyNotEncodable, "headers must be JSON", {"headers": {"h": object()}}),
+    (InvalidQueue, "must not be empty", {"queue": ""}),
+    (InvalidQueue, "the limit is 255", {"queue": "q" * 10_000}),
+    (InvalidQueue, "NUL", {"queue": "a\0b"}),
+    (InvalidQueue, "NUL", {"key": "a\0b"}),
+    (InvalidMessage, "millpond.id_from(text)", {"id": "order-7"}),
+]
+
+
+def test_a_bad_message_is_refused_and_its_neighbours_with_it(url: str) -> None:
     good = Message(queue="orders", payload=b"1")
-    bad = Message(**{"queue": "orders", "payload": b"1", **wrong})
 
     async def work(store: Any) -> None:
-        for messages in ([bad], [good, bad, good]):
-            with pytest.raises(error_class) as info:
-                await store.publish(messages)
-            assert type(info.value) is error_class and says in str(info.value)
+        for error_class, says, wrong in BAD_MESSAGES:
+            bad = Message(**{"queue": "orders", "payload": b"1", **wrong})
+            for messages in ([bad], [good, bad, good]):
+                with pytest.raises(error_class) as info:
+                    await store.publish(messages)
+                assert type(info.value) is error_class and says in str(info.value)
         assert await store.browse() == []
 
     with_store(url, work)
@@ -123,35 +121,36 @@ def test_the_body_limit_is_an_option(url: str) -> None:
     with_store(url, work, body_limit=10)
 
 
-@pytest.mark.parametrize(
-    ("error_class", "says", "body", "options"),
-    [
-        (BodyNotEncodable, "give bytes, text, or values that JSON has", object(), {}),
-        (BodyNotEncodable, "give bytes, text, or values that JSON has", {1, 2, object()}, {}),
-        (BodyNotEncodable, "half of a surrogate pair", "\ud800", {}),
-        (BodyTooLarge, "send a reference", "x" * (1024 * 1024 + 1), {}),
-        (InvalidTime, "give it a time zone", 1, {"due_at": NAIVE}),
-        (InvalidTime, "zero or more seconds", 1, {"delay": -1}),
-        (InvalidPriority, "from 0 (first) to 100 (last)", 1, {"priority": 1000}),
-        (InvalidMessage, "millpond.id_from(text)", 1, {"id": "order-7"}),
-        (InvalidMessage, "headers must be a mapping", 1, {"headers": [1]}),
-    ],
-)
-def test_the_pond_says_the_same(
-    url: str, error_class: type[MillpondError], says: str, body: Any, options: dict[str, Any]
-) -> None:
+BAD_BODIES: list[tuple[type[MillpondError], str, Any, dict[str, Any]]] = [
+    (BodyNotEncodable, "give bytes, text, or values that JSON has", object(), {}),
+    (BodyNotEncodable, "give bytes, text, or values that JSON has", {1, 2, object()}, {}),
+    (BodyNotEncodable, "half of a surrogate pair", "\ud800", {}),
+    (BodyTooLarge, "send a reference", "x" * (1024 * 1024 + 1), {}),
+    (InvalidTime, "give it a time zone", 1, {"due_at": NAIVE}),
+    (InvalidTime, "zero or more seconds", 1, {"delay": -1}),
+    (InvalidPriority, "from 0 (first) to 100 (last)", 1, {"priority": 1000}),
+    (InvalidMessage, "millpond.id_from(text)", 1, {"id": "order-7"}),
+    (InvalidMessage, "headers must be a mapping", 1, {"headers": [1]}),
+]
+
+
+def test_the_pond_says_the_same(url: str) -> None:
     async def work() -> None:
         async with Millpond(url) as pond:
-            with pytest.raises(error_class) as info:
-                await pond.publish("orders", body, **options)
-            assert says in str(info.value)
-            many = {name: value for name, value in options.items() if name != "id"}
-            with pytest.raises(MillpondError):
-                await pond.publish_many("orders", [1, body, 2], **many, ids=[uuid4()] if "id" in options else None)
+            for error_class, says, body, options in BAD_BODIES:
+                with pytest.raises(error_class) as info:
+                    await pond.publish("orders", body, **options)
+                assert says in str(info.value)
+                many = {name: value for name, value in options.items() if name != "id"}
+                with pytest.raises(MillpondError):
+                    await pond.publish_many("orders", [1, body, 2], **many, ids=[uuid4()] if "id" in options else None)
             assert await (await pond.transport).browse() == []  # type: ignore[attr-defined]
 
     asyncio.run(work())
-    caught(error_class, lambda: Millpond(url).publish_sync("orders", body, **options), says=says)
+    pond = Millpond(url)
+    for error_class, says, body, options in BAD_BODIES:
+        caught(error_class, lambda b=body, o=options: pond.publish_sync("orders", b, **o), says=says)
+    pond.close_sync()
 
 
 def test_a_body_that_is_not_json_on_the_command_line(cli: Cli, url: str) -> None:
