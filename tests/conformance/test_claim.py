@@ -67,7 +67,7 @@ async def test_a_limit_must_be_a_number(transport: Store, limit: object) -> None
 
 async def test_a_lease_must_be_a_time(transport: Store) -> None:
     await publish(transport)
-    for lease in (-1, float("nan"), float("inf"), 1e30):
+    for lease in (-1, 0, float("nan"), float("inf"), 1e30):
         with pytest.raises(InvalidTime):
             await transport.claim(["q"], lease=lease)
     with pytest.raises(InvalidOption):

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
-from millpond.errors import InvalidOption
+from millpond.clock import Seconds, micros
+from millpond.errors import InvalidOption, InvalidTime
 from millpond.message import State, check_id, check_name, check_priority
 
 PAGE_LIMIT = 10_000
@@ -38,6 +39,14 @@ def whole_number(value: Any, option: str, highest: int | None = None) -> int:
         upto = "" if highest is None else f" to {highest:,}"
         raise InvalidOption(f"{option} must be a whole number from 0{upto}, not {value!r}")
     return value
+
+
+def lease_to_claim(lease: Seconds) -> int:
+    """A lease of nothing would have lapsed before its claim returned, and be reaped by it."""
+    us = micros(lease, "lease")
+    if us == 0:
+        raise InvalidTime("lease must be more than 0 seconds")
+    return us
 
 
 def page_size(limit: Any) -> int:

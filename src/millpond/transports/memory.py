@@ -43,6 +43,7 @@ from millpond.transport import DEFAULT_LEASE, Capability, QueueStats, Row
 from millpond.transports.arguments import (
     archive_position,
     known_options,
+    lease_to_claim,
     live_position,
     page_size,
     queue_names,
@@ -364,7 +365,7 @@ class MemoryTransport:
         pond = self._pond
         names = queue_names(queues)
         whole_number(limit, "limit")
-        lease_us = micros(lease, "lease")
+        lease_us = lease_to_claim(lease)
         wanted = None if ids is None else unique_ids(ids)
         if limit == 0 or not names or wanted == []:
             return []

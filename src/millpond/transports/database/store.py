@@ -15,7 +15,7 @@ from millpond.errors import StoreBusy, StoreUnavailable
 from millpond.message import Claim, Draft, Message, Published, Receipt, check_id, check_text, draft
 from millpond.outcome import MAX_CRASHES, Ack, Outcome, Reject
 from millpond.transport import DEFAULT_LEASE, Capability, Presence
-from millpond.transports.arguments import queue_names, whole_number
+from millpond.transports.arguments import lease_to_claim, queue_names, whole_number
 from millpond.transports.database import claim as claiming
 from millpond.transports.database import outbox
 from millpond.transports.database import publish as publishing
@@ -144,7 +144,7 @@ class DatabaseStore(Operations):
         self._check_open()
         names = queue_names(queues)
         whole_number(limit, "limit")
-        lease_us = micros(lease, "lease")
+        lease_us = lease_to_claim(lease)
         if limit == 0 or not names or (ids is not None and not ids):
             return []
         self._fresh.difference_update(names)
