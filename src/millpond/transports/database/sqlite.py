@@ -7,14 +7,16 @@ import contextlib
 import fcntl
 import logging
 import os
+import random
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
 
-from millpond.clock import SECOND, micros
+from millpond.clock import SECOND, micros, monotonic
 from millpond.errors import InvalidOption, InvalidURL, NotMigrated
 from millpond.transports.database import statements as sql
 from millpond.transports.database.dialect import Dialect, Trouble
@@ -84,7 +86,7 @@ class SqliteEngine:
     def __init__(self, dialect: SqliteDialect, path: str, *, busy_timeout: float) -> None:
         self.dialect = dialect
         self.path = path
-        self._writer = _Thread(self._open, "millpond-sqlite-writer")
+        self._writer = _Thread(self._open_writer, "millpond-sqlite-writer")
         self._reader = _Thread(self._open, "millpond-sqlite-reader")
         self._busy_timeout = busy_timeout
         _warn_of_wal_reset_bug()
@@ -94,8 +96,7 @@ class SqliteEngine:
             return await self._reader.call(lambda connection: drive(steps(), executor(connection)))
 
         def transaction(connection: sqlite3.Connection) -> T:
-            # IMMEDIATE: a transaction that began by reading could not become a writer later.
-            connection.execute("BEGIN IMMEDIATE")
+            self._begin(connection)
             try:
                 result = drive(steps(), executor(connection))
                 connection.execute("COMMIT")
@@ -107,9 +108,30 @@ class SqliteEngine:
 
         return await self._writer.call(transaction)
 
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        """Become the writer. IMMEDIATE: a transaction that began by reading could not become one later.
+
+        Waiters stand in no line here, they look now and then; SQLite's own look ten times a second, and wait
+        for seconds while others write without pause.
+        """
+        give_up_at = monotonic() + self._busy_timeout
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as e:
+                if self.dialect.trouble(e) is not Trouble.BUSY or monotonic() > give_up_at:
+                    raise
+            time.sleep(random.random() * 0.004)
+
     def _open(self) -> sqlite3.Connection:
         connection = open_connection(self.path, self._busy_timeout)
         connection.create_function("millpond_lock_held", 1, self._lock_held)
+        return connection
+
+    def _open_writer(self) -> sqlite3.Connection:
+        connection = self._open()
+        connection.execute("PRAGMA busy_timeout = 10")  # the rest is for _begin to wait
         return connection
 
     async def hold(self, worker: int) -> SqliteSession:
