@@ -57,27 +57,28 @@ class Running:
 
         `make(again)` makes the steps; `again` says that an earlier try may have been committed.
         """
-        again = False
+        again = lost = False
         started = monotonic()
         pause = 0.01
         while True:
             self._check_open()
             try:
                 result = await self._engine.run(partial(make, again), mode)
-                if again and self.on_reconnect is not None:
+                if lost and self.on_reconnect is not None:
                     self.on_reconnect(monotonic() - started)
                 return result
             except Exception as e:
                 trouble = self.dialect.trouble(e)
                 elapsed = monotonic() - started
                 if trouble is Trouble.BUSY:
+                    again = again or mode is Mode.LOOSE  # the steps before this one may have been committed
                     if elapsed > self._busy_for:
                         raise StoreBusy(
                             f"the database at {self.url} was busy for {elapsed:.1f} s: other transactions hold "
                             "locks; nothing was written, call again"
                         ) from e
                 elif trouble is Trouble.LOST:
-                    again = True
+                    again = lost = True
                     if elapsed > self._reconnect_for:
                         raise StoreUnavailable(
                             f"no connection to the database at {self.url} for {elapsed:.1f} s; the call may be "
