@@ -18,19 +18,20 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from millpond import transports
 from millpond.clock import ManualClock, Seconds
 from millpond.codec import CONTENT_TYPE, encode
-from millpond.errors import Closed, InvalidMessage, InvalidOption, not_supported
+from millpond.errors import Closed, InvalidMessage, InvalidOption, MillpondError, not_supported
 from millpond.message import DEFAULT_PRIORITY, Message
 from millpond.subscribers import Subscribers
-from millpond.telemetry import Telemetry
+from millpond.telemetry import LeasesLost, Reaped, Reconnected, Telemetry, log_event
 from millpond.testing import TestPond
 from millpond.transport import Capability, Store, Transport
+from millpond.transports.observed import Observed
 from millpond.transports.url import Url
 from millpond.worker import Worker
 
@@ -49,9 +50,11 @@ class Millpond(Subscribers):
         super().__init__()
         transports.check(url, **options)
         self.telemetry = Telemetry()
+        self.telemetry.subscribe(log_event, LeasesLost, Reaped, Reconnected)
         """Subscribe to hear what happens: published, claimed, settled, lost, reaped, reconnected."""
         self._hooks: dict[str, list[Callable[[], Any]]] = {"start": [], "stop": []}
         self._worker: Worker | None = None
+        self._ended = asyncio.Event()
         self._url = Url(url)
         self._options = options
         self._opening: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[Transport]] = WeakKeyDictionary()
@@ -151,35 +154,46 @@ class Millpond(Subscribers):
         flush_size: int = 500,
         flush_interval: Seconds = 0.005,
         name: str | None = None,
+        until_idle: bool = False,
         signals: bool = True,
     ) -> None:
         """Work until told to stop: by `stop()`, or by SIGTERM or SIGINT (a second one interrupts handlers).
 
         Running handlers have `graceful_timeout` to finish; what was not started goes back. Outcomes are written
-        `flush_size` at a time, or after `flush_interval`, or at once when nothing else is going on.
+        `flush_size` at a time, or after `flush_interval`, or at once when nothing else is going on. With
+        `until_idle` the worker stops by itself when nothing is due.
         """
-        worker = Worker(
-            await self._connected(),
+        if self._worker is not None:
+            raise MillpondError("this pond runs already; one run serves all its subscribers")
+        self._worker = worker = Worker(
             self.of_queues(queues),
-            connect=self._connect_beside,
             graceful_timeout=graceful_timeout,
             flush_size=flush_size,
             flush_interval=flush_interval,
             name=name,
+            until_idle=until_idle,
+            telemetry=self.telemetry,
         )
-        self._worker = worker
+        self._ended.clear()
         try:
             with _told_by_signals(worker.stop if signals else None):
+                transport = await self._connected_unless(worker.stopping)
+                if transport is None:
+                    return
                 await self._call("start")
                 try:
-                    await worker.run()
+                    await worker.run(transport, self._beside(transport))
                 finally:
                     await self._call("stop")
         finally:
             self._worker = None
+            self._ended.set()
 
     def stop(self) -> None:
-        """Let `run` come to its end: no new claims, running handlers finish. From the same event loop."""
+        """Let `run` come to its end: no new claims, running handlers finish. From the same event loop.
+
+        A second time: interrupt the handlers that still run. Without a run it does nothing.
+        """
         if self._worker is not None:
             self._worker.stop()
 
@@ -189,11 +203,15 @@ class Millpond(Subscribers):
         return self._worker
 
     @asynccontextmanager
-    async def testing(self) -> AsyncIterator[TestPond]:
-        """This pond on memory, with a clock that stands still: publish, `run`, look what became of it."""
+    async def testing(self, url: str = "memory://") -> AsyncIterator[TestPond]:
+        """This pond on memory, with a clock that stands still: publish, `run`, look what became of it.
+
+        Handlers that decide within transactions of theirs need a database: give the URL of an empty one.
+        """
         clock = ManualClock()
         loop = asyncio.get_running_loop()
-        transport = await transports.connect("memory://", clock=clock, telemetry=self.telemetry)
+        options = {"migrate": True} if transports.is_database(url) else {}
+        transport = await transports.connect(url, clock=clock, telemetry=self.telemetry, **options)
         was = self._opening.get(loop)
         opened = loop.create_future()
         opened.set_result(transport)
@@ -213,10 +231,23 @@ class Millpond(Subscribers):
             if inspect.isawaitable(result):
                 await result
 
-    async def _connect_beside(self) -> Transport:
-        """A second transport to the same messages, for the heartbeat's own thread."""
-        options = {name: value for name, value in self._options.items() if name not in ("pool", "pool_size", "migrate")}
-        return await transports.connect(self._url.raw, **options)
+    def _beside(self, transport: Transport) -> Callable[[], Awaitable[Transport]] | None:
+        """How to open a second transport to the same messages, for the heartbeat's own thread. None where there
+        cannot be one: in memory, and on the caller's own pool, which belongs to this loop."""
+        if Capability.SHARED not in transport.capabilities or self._options.get("pool") is not None:
+            return None
+        options = {**self._options, "pool_size": 1, "migrate": False}
+        return lambda: transports.connect(self._url.raw, **options)
+
+    async def _connected_unless(self, stopped: asyncio.Event) -> Transport | None:
+        """The transport, or None if somebody says stop before there is a connection."""
+        connecting, stopping = asyncio.ensure_future(self._connected()), asyncio.ensure_future(stopped.wait())
+        try:
+            await asyncio.wait([connecting, stopping], return_when=asyncio.FIRST_COMPLETED)
+            return connecting.result() if connecting.done() else None
+        finally:
+            connecting.cancel()
+            stopping.cancel()
 
     # --- connections --------------------------------------------------------------------------------
 
@@ -226,7 +257,10 @@ class Millpond(Subscribers):
         return self._connected()
 
     async def close(self) -> None:
-        """Give back connections; every later call raises `Closed`."""
+        """Stop a worker that runs here, give back connections; every later call raises `Closed`."""
+        if self._worker is not None:
+            self._worker.stop()
+            await self._ended.wait()
         self._closed = True
         await asyncio.to_thread(self._close_thread)
         await self._close_here()
@@ -264,7 +298,8 @@ class Millpond(Subscribers):
 
     @cached_property
     def _detached(self) -> Store:
-        return transports.detached(self._url.raw, **self._options)
+        store: Any = Observed(transports.detached(self._url.raw, **self._options), self.telemetry)
+        return cast(Store, store)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -350,13 +385,16 @@ def _told_by_signals(stop: Callable[[], None] | None) -> Iterator[None]:
         yield
         return
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
         loop.add_signal_handler(number, stop)
     try:
         yield
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number, handler in before.items():
             loop.remove_signal_handler(number)
+            if handler is not None:  # None: not set by Python, and not ours to set again
+                signal.signal(number, handler)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
+from millpond.errors import InvalidOption
 from millpond.worker import Subscription, subscription
 
 H = TypeVar("H", bound=Callable[..., Any])
@@ -30,17 +33,35 @@ class Subscribers:
         """
 
         def declare(handler: H) -> H:
-            self.subscriptions.append(subscription(queues, handler, options))
+            self._add(subscription(queues, handler, options))
             return handler
 
         return declare
 
     def include(self, others: Subscribers) -> None:
         """Take over the subscribers that another module declared."""
-        self.subscriptions.extend(others.subscriptions)
+        for other in others.subscriptions:
+            self._add(other)
 
     def of_queues(self, queues: Sequence[str] | None) -> list[Subscription]:
-        """Those that serve any of these queues; all of them if none is named."""
+        """Those that serve these queues, as far as they do; all of them if no queue is named."""
         if queues is None:
             return list(self.subscriptions)
-        return [s for s in self.subscriptions if set(queues) & set(s.queues)]
+        if isinstance(queues, str):
+            raise InvalidOption(f"queues must be a list of names, not the text {queues!r}")
+        served = {queue for s in self.subscriptions for queue in s.queues}
+        for queue in queues:
+            if queue not in served:
+                there = ", ".join(sorted(served)) or "none"
+                raise InvalidOption(f"no subscriber serves the queue {queue!r}; those served are: {there}")
+        chosen = [(s, tuple(queue for queue in s.queues if queue in queues)) for s in self.subscriptions]
+        return [msgspec.structs.replace(s, queues=names) for s, names in chosen if names]
+
+    def _add(self, new: Subscription) -> None:
+        for s in self.subscriptions:
+            for queue in set(s.queues) & set(new.queues):
+                raise InvalidOption(
+                    f"the queue {queue!r} has a subscriber already, {s.name}: each of its messages would go to one "
+                    "of the two by chance"
+                )
+        self.subscriptions.append(new)

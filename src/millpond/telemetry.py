@@ -1,11 +1,14 @@
-"""What happens to messages, announced once, to whoever wants to know. Without subscribers it costs a glance."""
+"""What happens to messages, announced once, to whoever wants to know. Without subscribers it costs a glance.
+
+What is written within a transaction of the caller's is announced when it is written, before the commit.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -53,26 +56,49 @@ class Telemetry:
     """Subscribers and their events. A subscriber must be quick; one that raises is logged and goes on."""
 
     def __init__(self) -> None:
-        self._subscribers: tuple[Subscriber, ...] = ()
+        self._subscribers: dict[type[Event], tuple[Subscriber, ...]] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._subscribers)
+    def wants(self, *kinds: type[Event]) -> bool:
+        """Whether anybody listens to one of these; what it takes to tell them need not be gathered otherwise."""
+        return any(kind in self._subscribers for kind in kinds)
 
-    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Hear every event from now on; call the answer to hear no more."""
-        self._subscribers = (*self._subscribers, subscriber)
+    def subscribe(self, subscriber: Subscriber, *kinds: type[Event]) -> Callable[[], None]:
+        """Hear events of these kinds, or every event, from now on; call the answer to hear no more."""
+        chosen = kinds or get_args(Event)
+        for kind in chosen:
+            self._subscribers[kind] = (*self._subscribers.get(kind, ()), subscriber)
 
         def unsubscribe() -> None:
-            self._subscribers = tuple(s for s in self._subscribers if s is not subscriber)
+            for kind in chosen:
+                rest = tuple(s for s in self._subscribers.get(kind, ()) if s is not subscriber)
+                if rest:
+                    self._subscribers[kind] = rest
+                else:
+                    self._subscribers.pop(kind, None)
 
         return unsubscribe
 
     def announce(self, event: Event) -> None:
-        for subscriber in self._subscribers:
+        for subscriber in self._subscribers.get(type(event), ()):
             try:
                 subscriber(event)
             except Exception:  # whoever listens must not break the queue
                 log.exception("a telemetry subscriber failed on %s", type(event).__name__)
+
+
+def log_event(event: Event) -> None:
+    """A line in the log, with the event's facts as fields for structured logs."""
+    fields = {"event": type(event).__name__, **msgspec.structs.asdict(event)}
+    match event:
+        case LeasesLost(queue=queue, count=count):
+            of = f" of {queue!r}" if queue else ""
+            log.warning("%d leases%s were lost: other workers have those messages now", count, of, extra=fields)
+        case Reaped(count=count):
+            log.warning("%d messages of dead or hung workers were given back", count, extra=fields)
+        case Reconnected(after=after):
+            log.warning("the database is back after %.1f s", after, extra=fields)
+        case _:
+            log.debug("%s", event, extra=fields)
 
 
 class Counters:

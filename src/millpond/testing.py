@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from millpond.clock import ManualClock, Seconds
+from millpond.clock import ManualClock, Seconds, as_datetime
+from millpond.codec import CONTENT_TYPE, decode
 from millpond.message import State
 from millpond.transport import Row, Store, Transport
-from millpond.worker.drain import drain
+from millpond.worker import Worker
 
 if TYPE_CHECKING:
     from millpond.pond import Millpond
@@ -27,7 +28,10 @@ class TestPond:
 
     async def run(self, *queues: str) -> int:
         """Run the handlers until nothing is due; returns how many deliveries there were."""
-        return await drain(self._transport, self._pond.of_queues(queues or None))
+        pond = self._pond
+        worker = Worker(pond.of_queues(queues or None), until_idle=True, telemetry=pond.telemetry)
+        await worker.run(self._transport)
+        return worker.deliveries
 
     def advance(self, seconds: Seconds) -> None:
         """Move the clock; what falls due by that is run by the next `run`."""
@@ -35,8 +39,6 @@ class TestPond:
 
     @property
     def now(self) -> datetime:
-        from millpond.clock import as_datetime
-
         return as_datetime(self.clock.now())
 
     async def messages(self, queue: str, state: State | str | None = None) -> list[Row]:
@@ -48,8 +50,6 @@ class TestPond:
 
     async def bodies(self, queue: str, state: State | str | None = None) -> list[Any]:
         """The bodies of a queue's messages, as plain values."""
-        from millpond.codec import CONTENT_TYPE, decode
-
         return [decode(row.payload, row.headers.get(CONTENT_TYPE)) for row in await self.messages(queue, state)]
 
     async def _live(self, queue: str, states: Sequence[State] | None) -> list[Row]:

@@ -1,18 +1,19 @@
 """Attempts: handlers run, at most `max_workers` at once, and each comes to an outcome.
 
-Each of the runners takes one message after the other, so that a handler that needs no waiting costs no task
-switch. A handler runs in a context of its own; what it sets there does not reach the next one.
+Each of the runners takes one message after the other, and another is woken only when a handler has to wait: one
+that needs no waiting costs no task and no task switch. A handler runs in a context of its own; what it sets
+there does not reach the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, copy_context
-from typing import Any
+from typing import Any, Literal
 
 from millpond.clock import monotonic
 from millpond.errors import BodyNotDecodable
@@ -21,6 +22,7 @@ from millpond.outcome import (
     Ack,
     AckPolicy,
     GiveBack,
+    Nack,
     NackMessage,
     Outcome,
     Raised,
@@ -31,63 +33,93 @@ from millpond.outcome import (
     decide,
     describe,
 )
+from millpond.retry import Retry
 from millpond.transport import Transport
 from millpond.worker.delivery import Delivery, current
 from millpond.worker.handler import Handler
 from millpond.worker.settle import Settling
-from millpond.worker.subscription import Subscription
+from millpond.worker.subscription import Subscription, seconds
+from millpond.worker.threads import Threads
 
 log = logging.getLogger("millpond.worker")
 
 _TURN = 0.002
 """Seconds after which a runner lets the event loop do something else."""
+_RETURNED = Returned()
 
 
 class RolledBack(Exception):
-    """The handler acked within a transaction that was not committed."""
+    """The handler decided within a transaction that was not committed."""
 
 
 class Runner:
     """One of the places where a handler runs."""
 
-    __slots__ = ("deliveries", "lost", "started", "task", "timed_out")
+    __slots__ = ("call", "deliveries", "interrupted", "started", "task")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
         self.deliveries: Sequence[Delivery] = ()
         self.started = 0.0
-        self.timed_out = False
-        self.lost = False
+        self.interrupted: Literal["timeout", "lost", "stop"] | None = None
+        self.call: asyncio.Future[Any] | None = None
+        """What a thread is at, for synchronous handlers."""
 
-    def interrupt(self) -> None:
-        if self.task is not None:
+    def interrupt(self, why: Literal["timeout", "lost", "stop"]) -> None:
+        """Cancel the handler. One in a thread is told, and runs on."""
+        if self.task is not None and self.interrupted is None:
+            self.interrupted = why
+            for delivery in self.deliveries:
+                delivery.interrupted = True
             self.task.cancel()
 
 
 class Attempts:
-    """The handlers of one subscription."""
+    """The handlers of one subscription, and all its messages that are claimed and not yet settled."""
 
-    def __init__(self, subscription: Subscription, transport: Transport, settling: Settling) -> None:
+    def __init__(
+        self,
+        subscription: Subscription,
+        handler: Handler,
+        transport: Transport,
+        settling: Settling,
+        lost: Callable[[Sequence[Delivery], bool], None],
+    ) -> None:
         self.subscription = subscription
-        self.held: dict[Any, Delivery] = {}
-        """By id: everything claimed and not yet settled."""
+        self.transport = transport
+        self.loop = asyncio.get_running_loop()
+        self.keep_acked = subscription.keep_acked
+        self.keep_rejected = subscription.keep_rejected
+        self.write = settling.write
+        self.held: set[Delivery] = set()
+        """Everything claimed and not yet settled."""
         self.running = 0
+        """Messages whose handler runs."""
+        self.stuck = 0
+        """Runners whose thread runs on after its time was over."""
+        self.taken = 0
+        """Messages handed to runners, so far."""
         self.freed = asyncio.Event()
-        """Set when there is room again for a claim."""
+        """Set when something was settled, or a runner has nothing to do."""
         self.rate = 0.0
         """Messages per second, of late."""
-        self._handler = Handler(subscription.handler, batch=subscription.batch is not None)
-        self._transport = transport
+        self._handler = handler
         self._settling = settling
+        self._lost = lost
         self._ready: deque[Delivery] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
+        self._arrived = asyncio.Event()
         self._runners = [Runner() for _ in range(subscription.max_workers)]
-        self._threads: ThreadPoolExecutor | None = None
-        if not self._handler.is_async:
-            self._threads = ThreadPoolExecutor(subscription.max_workers, f"millpond-{subscription.name}")
+        self._threads = None if self._handler.is_async else Threads(f"millpond-{subscription.name}")
         self._stopping = False
+        self._torn_down = False
         self._done = 0
         self._measured = (monotonic(), 0)
+        # Read once: they are asked for with every message.
+        self._batch = subscription.batch
+        self._gather = seconds(subscription.gather)
+        self._ack_first = subscription.ack_policy is AckPolicy.ACK_FIRST
+        self._ack_returned = subscription.ack_policy is not AckPolicy.MANUAL
 
     # --- for the claim loop -------------------------------------------------------------------------
 
@@ -95,30 +127,35 @@ class Attempts:
     def unstarted(self) -> int:
         return len(self._ready)
 
+    def hold(self, claim: Claim) -> Delivery:
+        """Keep a message's lease from now on, without running it yet."""
+        delivery = Delivery(claim, self)
+        self.held.add(delivery)
+        return delivery
+
     def take(self, claims: Sequence[Claim]) -> None:
         """Let these run as soon as there is a runner for them."""
-        keep = (self.subscription.keep_acked, self.subscription.keep_rejected)
-        transport, write = self._transport, self._settling.write
-        for claim in claims:
-            delivery = Delivery(claim, transport, write, keep)
-            self.held[claim.receipt.id] = delivery
-            self._ready.append(delivery)
-        for _ in range(min(len(self._idle), len(claims))):
-            idle = self._idle.popleft()
-            if not idle.done():
-                idle.set_result(None)
+        self.start([self.hold(claim) for claim in claims])
 
-    def settled(self, receipt: Receipt, stale: bool) -> bool:
-        """An outcome was written, or refused; False if the message is not one of ours."""
-        delivery = self.held.get(receipt.id)
-        if delivery is None or delivery.claim.receipt != receipt:
-            return False
-        del self.held[receipt.id]
-        self._done += 1
-        if stale:
-            delivery.lost = True
+    def start(self, deliveries: Sequence[Delivery]) -> None:
+        self._ready.extend(deliveries)
+        if self._stopping:
+            self._give_back()
+        elif deliveries:
+            self._arrived.set()
+            self._wake_one()
+
+    def settled(self, deliveries: Sequence[Delivery], refused: set[Receipt]) -> None:
+        """Outcomes were written; those with a stale receipt were refused."""
+        if refused:
+            late = [d for d in deliveries if d.claim.receipt in refused and d in self.held and not d.within]
+            for delivery in late:
+                delivery.lost = True
+            if late:
+                self._lost(late, True)
+        self.held.difference_update(deliveries)
+        self._done += len(deliveries)
         self.freed.set()
-        return True
 
     def measure(self) -> None:
         """Look at the clock, and at what was done since the last look."""
@@ -129,194 +166,315 @@ class Attempts:
             self.rate = rate if rate > self.rate else 0.7 * self.rate + 0.3 * rate
             self._measured = (now, self._done)
 
+    # --- for the heartbeat --------------------------------------------------------------------------
+
+    def to_extend(self) -> list[Receipt]:
+        """Receipts whose lease shall be lengthened: all that is held, less what has run for too long.
+
+        Asked from the heartbeat's thread.
+        """
+        timeout = self.subscription.timeout_s
+        hung: set[Delivery] = set()
+        if timeout is not None:
+            limit = monotonic() - timeout
+            for runner in self._runners:
+                deliveries, started = runner.deliveries, runner.started
+                if deliveries and started < limit:
+                    hung.update(deliveries)
+        return [d.claim.receipt for d in list(self.held) if not d.lost and d not in hung]
+
+    def refused(self, receipts: Sequence[Receipt]) -> None:
+        """No longer to be extended: settled in the meantime, or lost. Handlers of the lost ones are told."""
+        stale = set(receipts)
+        lost = []
+        for delivery in [d for d in self.held if d.claim.receipt in stale]:
+            if delivery.within:
+                self.held.discard(delivery)  # its transaction was committed while the handler runs on
+            elif not delivery.concluded and delivery.decided is None:  # of the others the settle loop hears itself
+                delivery.lost = True
+                lost.append(delivery)
+                self.held.discard(delivery)
+                if delivery in self._ready:
+                    self._ready.remove(delivery)
+        if not lost:
+            return
+        self._lost(lost, False)
+        self.freed.set()
+        if self.subscription.cancel_lost:
+            for runner in self._runners:
+                if runner.deliveries and all(d.lost for d in runner.deliveries):
+                    runner.interrupt("lost")
+
     # --- running ------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Until stopped: all runners, and a watch over those that take too long."""
-        async with asyncio.TaskGroup() as group:
-            tasks = []
-            for runner in self._runners:
-                runner.task = group.create_task(self._run(runner))
-                tasks.append(runner.task)
-            watch = group.create_task(self._watch()) if self.subscription.timeout_s else None
-            await asyncio.wait(tasks)
-            if watch is not None:
-                watch.cancel()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        watch = asyncio.create_task(self._watch()) if self.subscription.timeout_s else None
+        tasks = []
+        for runner in self._runners:
+            runner.task = asyncio.create_task(self._run(runner))
+            tasks.append(runner.task)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            self._torn_down = True
+            for task in [*tasks, *([watch] if watch else [])]:
+                task.cancel()
+            if self._threads is not None:
+                self._threads.end()
+        for task in tasks:
+            if task.done() and not task.cancelled():
+                task.result()  # a runner that broke is told, not hidden
 
     def stop(self) -> None:
         """Start nothing more: what waits goes back as if it had never been claimed."""
         self._stopping = True
-        while self._ready:
-            self._settling.add(GiveBack(self._ready.popleft().claim.receipt))
-        for idle in self._idle:
-            if not idle.done():
-                idle.set_result(None)
+        self._give_back()
+        self._arrived.set()
+        while self._idle:
+            self._wake_one()
 
     def abandon(self) -> None:
         """The grace period is over: interrupt what still runs. Its deliveries count, its attempts do not."""
         for runner in self._runners:
-            runner.interrupt()
+            runner.interrupt("stop")
 
-    def lose(self, receipts: Sequence[Receipt]) -> None:
-        """These leases are lost; their handlers are told, and interrupted if so wished."""
-        for receipt in receipts:
-            delivery = self.held.get(receipt.id)
-            if delivery is None or delivery.claim.receipt != receipt:
-                continue
-            delivery.lost = True
-            for runner in self._runners:
-                if delivery in runner.deliveries and self.subscription.cancel_lost and len(runner.deliveries) == 1:
-                    runner.lost = True
-                    runner.interrupt()
+    def _give_back(self) -> None:
+        while self._ready:
+            self.give_back(self._ready.popleft())
 
-    def to_extend(self) -> list[Receipt]:
-        """Receipts whose lease shall be lengthened: all that is held, less what has run for too long."""
-        timeout = self.subscription.timeout_s
-        hung: set[int] = set()
-        if timeout is not None:
-            limit = monotonic() - timeout
-            hung = {id(d) for r in self._runners if r.deliveries and r.started < limit for d in r.deliveries}
-        return [d.claim.receipt for d in list(self.held.values()) if not d.lost and id(d) not in hung]
+    def give_back(self, delivery: Delivery, *, delivered: bool = False) -> None:
+        delivery.concluded = True
+        self._settling.add(delivery, GiveBack(delivery.claim.receipt, delivered))
+
+    def _drop(self, delivery: Delivery) -> None:
+        """Another worker has it: there is nothing to settle."""
+        delivery.concluded = True
+        if delivery in self.held:  # the handler was the first to hear of it, in its own transaction
+            self._lost([delivery], True)
+            self.held.discard(delivery)
+        self.freed.set()
+
+    def _wake_next(self) -> None:
+        """A handler has to wait: let another one begin."""
+        if self._ready:
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        while self._idle:
+            idle = self._idle.popleft()
+            if not idle.done():
+                idle.set_result(None)
+                return
 
     async def _run(self, runner: Runner) -> None:
         turn = monotonic()
+        ready = self._ready
         while not self._stopping:
-            if not self._ready:
-                idle = asyncio.get_running_loop().create_future()
+            if not ready:
+                idle = self.loop.create_future()
                 self._idle.append(idle)
                 self.freed.set()
                 await idle
                 turn = monotonic()
                 continue
-            now = runner.started = monotonic()
+            now = monotonic()
             if now - turn > _TURN:
                 await asyncio.sleep(0)
                 turn = monotonic()
                 continue
-            batch = self.subscription.batch
-            if batch is None:
-                runner.deliveries = (self._ready.popleft(),)
+            if self._batch is None:
+                runner.deliveries = (ready.popleft(),)
             else:
-                runner.deliveries = tuple(self._ready.popleft() for _ in range(min(batch, len(self._ready))))
-            self.running += 1
+                if self._gather and len(ready) < self._batch:
+                    await self._gathered(self._batch)
+                runner.deliveries = tuple(ready.popleft() for _ in range(min(self._batch, len(ready))))
+                if not runner.deliveries:
+                    continue
+            count = len(runner.deliveries)
+            runner.started = now
+            self.running += count
+            self.taken += count
             try:
                 await self._attempt(runner)
             except asyncio.CancelledError:
-                if not self._interrupted(runner):
+                if runner.interrupted is None:
                     raise
+                self._interrupted(runner)
             finally:
-                self.running -= 1
+                self.running -= count
                 runner.deliveries = ()
-                runner.timed_out = runner.lost = False
+            if runner.interrupted is not None:
+                await self._recover(runner)
 
-    def _interrupted(self, runner: Runner) -> bool:
-        """What an interruption comes to; False when the whole worker is being torn down by others."""
-        if runner.task is None:
-            return False
-        if runner.timed_out:
+    async def _gathered(self, most: int) -> None:
+        """Wait until a whole batch is there, or the time to gather it is over."""
+        self._arrived.clear()
+        try:
+            async with asyncio.timeout(self._gather):
+                while len(self._ready) < most and not self._stopping:
+                    await self._arrived.wait()
+                    self._arrived.clear()
+        except TimeoutError:
+            return
+
+    def _interrupted(self, runner: Runner) -> None:
+        """What an interruption comes to."""
+        if runner.interrupted == "timeout":
             error = TimeoutError(f"the handler ran longer than {self.subscription.timeout_s:g} s")
             self._conclude(runner, runner.deliveries, Raised(error))
-        elif self._stopping:
-            for delivery in runner.deliveries:
-                self._settling.add(GiveBack(delivery.claim.receipt, delivered=True))
-        elif runner.lost:
-            for delivery in runner.deliveries:
-                self.held.pop(delivery.id, None)
-        else:
-            return False
-        runner.task.uncancel()
-        return True
+            return
+        for delivery in runner.deliveries:
+            if delivery.lost:
+                self._drop(delivery)
+            elif delivery in self.held and (delivery.decided is None or delivery.within):
+                self.give_back(delivery, delivered=True)
+
+    async def _recover(self, runner: Runner) -> None:
+        """Make a runner fit for the next message, once its thread has come to an end."""
+        call, runner.call, runner.interrupted = runner.call, None, None
+        _uncancel(runner)
+        self.freed.set()
+        if call is None or call.done() or self._stopping:
+            return
+        log.warning("a thread of %s runs on after its handler was given up", self.subscription.name)
+        self.stuck += 1
+        try:
+            await asyncio.wait([call])
+        finally:
+            self.stuck -= 1
 
     async def _attempt(self, runner: Runner) -> None:
-        handler, policy = self._handler, self.subscription.ack_policy
-        deliveries = self._decoded(runner.deliveries)
-        if not deliveries:
-            return
-        if policy is AckPolicy.ACK_FIRST:
-            for delivery in deliveries:
-                if not await self._settling.write(Ack(delivery.claim.receipt, self.subscription.keep_acked)):
-                    return
+        handler = self._handler
+        try:
+            for delivery in runner.deliveries:
+                delivery.body = handler.decode(delivery.claim.message)
+        except BodyNotDecodable:
+            runner.deliveries = self._decodable(runner.deliveries)
+            if not runner.deliveries:
+                return
+        if self._ack_first:
+            runner.deliveries = await self._acked(runner.deliveries)
+            if not runner.deliveries:
+                return
         context = copy_context()
+        first = runner.deliveries[0]
+        arguments: Sequence[Any]
         if handler.batch:
-            arguments = handler.arguments([d.body for d in deliveries], deliveries)
+            arguments = handler.arguments([d.body for d in runner.deliveries], runner.deliveries)
         else:
-            context.run(current.set, deliveries[0])
-            arguments = handler.arguments(deliveries[0].body, deliveries[0])
-        result: Result
+            context.run(current.set, first)
+            arguments = (first.body,) if handler.only_body else handler.arguments(first.body, first)
+        result: Result = _RETURNED
         try:
             if self._threads is None:
-                await _InContext(handler.function(*arguments), context)
+                await _InContext(handler.function(*arguments), context, self._wake_next)
             else:
-                loop = asyncio.get_running_loop()
-                for delivery in deliveries:
-                    delivery.bind(loop)
-                await loop.run_in_executor(self._threads, lambda: context.run(handler.function, *arguments))
-            result = _RETURNED
+                await self._in_thread(runner, self._threads, context, arguments)
         except asyncio.CancelledError:
-            if runner.task is not None and runner.task.cancelling():
+            if runner.interrupted is not None or self._torn_down:
                 raise
+            _uncancel(runner)
             result = Raised(asyncio.CancelledError("the handler cancelled itself"))
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             result = Raised(e)
-            if not isinstance(e, NackMessage | RejectMessage):
-                log.exception(
-                    "handler %s failed on message %s of %r (attempt %d)",
-                    self.subscription.name,
-                    deliveries[0].id,
-                    deliveries[0].queue,
-                    deliveries[0].attempt,
-                )
-        if policy is not AckPolicy.ACK_FIRST:
-            self._conclude(runner, deliveries, result)
+        if runner.interrupted is None:
+            self._conclude(runner, runner.deliveries, result)
+        else:  # however it took that
+            self._interrupted(runner)
 
-    def _decoded(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+    async def _in_thread(self, runner: Runner, threads: Threads, context: Context, arguments: Any) -> None:
+        self._wake_next()
+        runner.call = threads.call(lambda: context.run(self._handler.function, *arguments))
+        value = await asyncio.shield(runner.call)
+        runner.call = None
+        if inspect.iscoroutine(value):  # a decorator hid that the function is async
+            await _InContext(value, context, self._wake_next)
+
+    def _decodable(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """Those whose body is what the handler wants; each of the others fails alone."""
         good = []
         for delivery in deliveries:
             try:
-                delivery.body = self._handler.decode(delivery)
+                delivery.body = self._handler.decode(delivery.claim.message)
             except BodyNotDecodable as e:
-                reason = "undecodable body"
-                self._settling.add(
-                    Reject(delivery.claim.receipt, reason, describe(e), keep=self.subscription.keep_rejected)
-                )
+                # The reason is kept with the message; it may quote the body, which is not for logs.
+                log.warning("message %s FAILED: its body cannot be decoded", delivery.id, extra=_fields(delivery))
+                delivery.concluded = True
+                reject = Reject(delivery.claim.receipt, "undecodable body", describe(e), keep=self.keep_rejected)
+                self._settling.add(delivery, reject)
             else:
                 good.append(delivery)
         return good
 
-    def _conclude(self, runner: Runner, deliveries: Sequence[Delivery], result: Result) -> None:
-        subscription = self.subscription
-        elapsed = monotonic() - runner.started
+    async def _acked(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Ack before running: those that were still ours."""
         for delivery in deliveries:
-            if delivery.lost:
-                self.held.pop(delivery.id, None)
-                self.freed.set()
-                continue
-            if delivery.decided is not None and not delivery.within:
-                continue  # by hand, and already written
-            if delivery.within:
-                # Committed, the message is gone and this is refused. Still ours, it was rolled back, and the
-                # retry policy decides.
-                error = result.error if isinstance(result, Raised) else RolledBack("the transaction was rolled back")
-                self._settling.add(self._decide(delivery.claim, Raised(error), elapsed))
-                continue
-            if result is _RETURNED and subscription.ack_policy is not AckPolicy.MANUAL:
-                self._settling.add(Ack(delivery.claim.receipt, subscription.keep_acked))
-            else:
-                self._settling.add(self._decide(delivery.claim, result, elapsed))
+            delivery.decided = Ack(delivery.claim.receipt, self.keep_acked)
+        self._wake_next()
+        written = await asyncio.gather(*(self.write(d, d.decided) for d in deliveries if d.decided is not None))
+        return [delivery for delivery, ours in zip(deliveries, written, strict=True) if ours]
 
-    def _decide(self, claim: Claim, result: Result, elapsed: float) -> Outcome:
-        return decide(
-            claim,
-            result,
-            policy=self.subscription.ack_policy,
-            retry=self.subscription.retry,
-            elapsed=elapsed,
-            keep_acked=self.subscription.keep_acked,
-            keep_rejected=self.subscription.keep_rejected,
-        )
+    def _conclude(self, runner: Runner, deliveries: Sequence[Delivery], result: Result) -> None:
+        if self._batch is not None and isinstance(result, Raised):
+            count = len(deliveries)
+            log.error("%s failed on a batch of %d", self.subscription.name, count, exc_info=result.error)
+        for delivery in deliveries:
+            delivery.concluded = True
+            if result is _RETURNED and self._ack_returned and delivery.decided is None and not delivery.lost:
+                self._settling.add(delivery, Ack(delivery.claim.receipt, self.keep_acked))
+            elif delivery.lost:
+                self._drop(delivery)
+                self._tell_of(delivery, result, "its lease was lost", logging.WARNING)
+            elif delivery.decided is not None and not delivery.within:
+                self._tell_of(delivery, result, "decided before it raised", logging.ERROR)
+            elif delivery in self.held:
+                self._settle(delivery, result, monotonic() - runner.started)
+
+    def _settle(self, delivery: Delivery, result: Result, elapsed: float) -> None:
+        if delivery.within:
+            self._tell_of(delivery, result, "raised after a decision in its transaction", logging.ERROR)
+            if not isinstance(result, Raised):
+                result = Raised(RolledBack("the transaction with the handler's decision was not committed"))
+        outcome = self._decide(delivery, result, elapsed)
+        self._settling.add(delivery, outcome)
+        if delivery.within:
+            return
+        match outcome:
+            case Nack(delay=delay):
+                self._tell_of(delivery, result, f"again in {seconds(delay):.3g} s", logging.WARNING)
+            case Reject(reason=reason):
+                self._tell_of(delivery, result, f"FAILED: {reason}", logging.ERROR)
+
+    def _decide(self, delivery: Delivery, result: Result, elapsed: float) -> Outcome:
+        s = self.subscription
+        try:
+            return decide(
+                delivery.claim,
+                result,
+                policy=s.ack_policy,
+                retry=s.retry,
+                elapsed=elapsed,
+                keep_acked=s.keep_acked,
+                keep_rejected=s.keep_rejected,
+            )
+        except Exception:  # an exception that cannot tell its text, or types in Retry.never that are none
+            log.exception("the retry policy cannot decide on message %s", delivery.id, extra=_fields(delivery))
+            error = RuntimeError("the retry policy failed; its error is in the worker's log")
+            return decide(delivery.claim, Raised(error), retry=Retry(), keep_rejected=s.keep_rejected)
+
+    def _tell_of(self, delivery: Delivery, result: Result, what: str, level: int) -> None:
+        """One line for each failure, with what comes of it."""
+        where = f"message {delivery.id} of {delivery.queue!r}, attempt {delivery.attempt}"
+        if not isinstance(result, Raised):
+            if level == logging.ERROR and delivery.decided is None:
+                log.error("%s did not decide on %s: %s", self.subscription.name, where, what, extra=_fields(delivery))
+        elif isinstance(result.error, NackMessage | RejectMessage):
+            log.info("%s: %s: %s", where, what, result.error, extra=_fields(delivery))
+        else:
+            trace = result.error if self._batch is None else None  # a batch has told it once for all
+            text = "%s failed on %s: %s"
+            log.log(level, text, self.subscription.name, where, what, exc_info=trace, extra=_fields(delivery))
 
     async def _watch(self) -> None:
         timeout = self.subscription.timeout_s
@@ -325,34 +483,50 @@ class Attempts:
             await asyncio.sleep(min(1.0, max(timeout / 10, 0.01)))
             limit = monotonic() - timeout
             for runner in self._runners:
-                if runner.deliveries and runner.started < limit and not runner.timed_out:
-                    runner.timed_out = True
-                    runner.interrupt()
+                if runner.deliveries and runner.started < limit:
+                    runner.interrupt("timeout")
 
 
-_RETURNED = Returned()
+def _uncancel(runner: Runner) -> None:
+    while runner.task is not None and runner.task.cancelling():
+        runner.task.uncancel()
+
+
+def _fields(delivery: Delivery) -> dict[str, str]:
+    """What structured logs tell of a message. Never its body or headers, which may hold secrets."""
+    return {
+        "queue": delivery.queue,
+        "message_id": str(delivery.id),
+        "correlation_id": delivery.correlation_id,
+    }
 
 
 class _InContext:
     """A coroutine that runs in a context of its own, without a task of its own."""
 
-    __slots__ = ("_context", "_coroutine")
+    __slots__ = ("_context", "_coroutine", "_waits")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: Context) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: Context, waits: Callable[[], None]) -> None:
         self._coroutine = coroutine
         self._context = context
+        self._waits = waits
+        """Called when the coroutine has to wait for the first time."""
 
     def __await__(self) -> Generator[Any, Any, Any]:
         run, send, throw = self._context.run, self._coroutine.send, self._coroutine.throw
-        step: Callable[..., Any] = send
-        value: Any = None
+        try:
+            future = run(send, None)
+        except StopIteration as stop:
+            return stop.value
+        self._waits()
+        step: Callable[..., Any]
         while True:
-            try:
-                future = run(step, value)
-            except StopIteration as stop:
-                return stop.value
             try:
                 value = yield future
                 step = send
             except BaseException as e:
                 value, step = e, throw
+            try:
+                future = run(step, value)
+            except StopIteration as stop:
+                return stop.value

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,8 +15,11 @@ from millpond.codec import decode as decode_plain
 from millpond.errors import BodyNotDecodable, InvalidOption
 from millpond.message import Message
 from millpond.worker.delivery import Delivery
+from millpond.worker.subscription import name_of
 
 Decode = Callable[[Message], Any]
+Fill = Callable[[Any, Any], Any]
+_OURS = {"Delivery": Delivery, "Message": Message}
 
 
 class Handler:
@@ -28,61 +32,102 @@ class Handler:
     def __init__(self, function: Callable[..., Any], *, batch: bool) -> None:
         self.function = function
         self.batch = batch
-        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004 - the method itself is asked for, not callability
-        )
+        called = _called(function)
+        self.is_async = inspect.iscoroutinefunction(called)
+        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+            raise InvalidOption(f"{name_of(function)} yields: a handler must be a plain or an async function")
         self._fill, body = _plan(function, batch)
         self._decode = _decoder(body)
+        self.only_body = self._fill == [_body]
+        """The body is all that it asks for."""
 
-    def decode(self, delivery: Delivery) -> Any:
+    def decode(self, message: Message) -> Any:
         """The body, as annotated; raises BodyNotDecodable."""
         try:
-            return self._decode(delivery.message)
+            return self._decode(message)
         except BodyNotDecodable:
             raise
         except Exception as e:  # a decoder of the user's types may raise anything; it concerns this body alone
             raise BodyNotDecodable(f"{type(e).__name__}: {e}") from e
 
-    def arguments(self, body: Any, delivery: Delivery | Sequence[Delivery]) -> tuple[Any, ...]:
-        return tuple([fill(body, delivery) for fill in self._fill])
+    def arguments(self, body: Any, delivery: Delivery | Sequence[Delivery]) -> list[Any]:
+        return [fill(body, delivery) for fill in self._fill]
 
 
-def _plan(function: Callable[..., Any], batch: bool) -> tuple[list[Callable[[Any, Any], Any]], Any]:
-    try:
-        hints = typing.get_type_hints(function)
-    except (NameError, TypeError):  # annotations that name what only type checkers import
-        hints = dict(getattr(function, "__annotations__", {}))
-    fill: list[Callable[[Any, Any], Any]] = []
+def _called(function: Any) -> Any:
+    """The function that runs in the end, for asking what kind it is."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
+def _plan(function: Callable[..., Any], batch: bool) -> tuple[list[Fill], Any]:
+    """How to fill each parameter, and the type of the body; None without a body."""
+    called = _called(function)
+    fill: list[Fill] = []
     body: Any = None
     has_body = False
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            if parameter.default is not parameter.empty or parameter.kind is not parameter.KEYWORD_ONLY:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            if parameter.default is not parameter.empty:
                 continue
-            raise InvalidOption(f"{function.__qualname__}: the worker cannot fill keyword-only {parameter.name!r}")
-        hint = hints.get(parameter.name, Any)
-        kind = _item(hint) if batch else hint
-        if kind is Delivery or kind == "Delivery":
-            fill.append(lambda body, delivery: delivery)
+            raise InvalidOption(f"{name_of(function)}: the worker cannot fill keyword-only {parameter.name!r}")
+        hint = _hint(called, parameter)
+        kind = _item(function, parameter, hint) if batch else hint
+        if kind is Delivery:
+            fill.append(lambda body, delivery: list(delivery) if batch else delivery)
         elif kind is Message:
             fill.append((lambda b, ds: [d.message for d in ds]) if batch else (lambda b, d: d.message))
         elif parameter.name == "headers":
             fill.append((lambda b, ds: [d.headers for d in ds]) if batch else (lambda b, d: d.headers))
         elif not has_body:
             has_body, body = True, kind
-            fill.append(lambda body, delivery: body)
+            fill.append(_body)
         elif parameter.default is parameter.empty:
             raise InvalidOption(
-                f"{function.__qualname__}: parameter {parameter.name!r} is a second body; a handler takes one body, "
+                f"{name_of(function)}: parameter {parameter.name!r} is a second body; a handler takes one body, "
                 "and may ask for Delivery, Message or headers"
             )
+        else:
+            break  # it and what follows keep their defaults
     return fill, body if has_body else None
 
 
-def _item(hint: Any) -> Any:
+def _body(body: Any, delivery: Any) -> Any:
+    return body
+
+
+def _hint(function: Any, parameter: inspect.Parameter) -> Any:
+    """A parameter's annotation, also when it is postponed text; Any without one."""
+    hint = parameter.annotation
+    if hint is parameter.empty:
+        return Any
+    if not isinstance(hint, str):
+        return hint
+    if hint.rpartition(".")[2] in _OURS:  # imported for type checkers only, perhaps
+        return _OURS[hint.rpartition(".")[2]]
+    names = {**vars(typing), **_OURS, **getattr(inspect.unwrap(function), "__globals__", {})}
+    try:
+        return typing.get_type_hints(type("", (), {"__annotations__": {"hint": hint}}), names)["hint"]
+    except Exception as e:
+        raise InvalidOption(
+            f"{name_of(function)}: the annotation {hint!r} of {parameter.name!r} means nothing where the function was "
+            f"defined ({type(e).__name__}: {e}); define or import it at the top of the module"
+        ) from None
+
+
+def _item(function: Any, parameter: inspect.Parameter, hint: Any) -> Any:
     """T of list[T]."""
-    arguments = typing.get_args(hint)
-    return arguments[0] if arguments else Any
+    if hint is Any or hint is list:
+        return Any
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if not (isinstance(origin, type) and issubclass(list, origin) and len(arguments) == 1):
+        raise InvalidOption(
+            f"{name_of(function)}: a batch handler takes lists, so that {parameter.name!r} must be annotated as a list"
+        )
+    return arguments[0]
 
 
 def _decoder(kind: Any) -> Decode:
@@ -92,32 +137,32 @@ def _decoder(kind: Any) -> Decode:
         return lambda message: message.payload
     if kind is str:
         return _text
-    if kind is Any or kind is inspect.Parameter.empty:
+    if kind is Any or kind is object:
         return lambda message: decode_plain(message.payload, message.headers.get(CONTENT_TYPE))
     validate = getattr(kind, "model_validate_json", None)  # a pydantic model, without importing pydantic
     if callable(validate):
-        return lambda message: validate(_json(message))
+        return lambda message: validate(message.payload)
     try:
-        decode = msgspec.json.Decoder(kind).decode
+        decode = msgspec.json.Decoder(kind, dec_hook=_foreign).decode
     except TypeError as e:
         raise InvalidOption(f"bodies cannot be decoded to {kind!r}: {e}") from None
-    return lambda message: decode(_json(message))
+    return lambda message: decode(message.payload)
 
 
-def _json(message: Message) -> bytes:
-    kind = message.headers.get(CONTENT_TYPE)
-    if kind in (TEXT, BINARY):
-        raise BodyNotDecodable(f"the body is {kind}, and the handler wants JSON")
-    return message.payload
+def _foreign(kind: Any, value: Any) -> Any:
+    """Types that msgspec leaves to us: pydantic models within lists, dataclasses and so on."""
+    validate = getattr(kind, "model_validate", None)
+    if callable(validate):
+        return validate(value)
+    raise NotImplementedError(f"nothing is known of how to make a {kind!r}")
 
 
 def _text(message: Message) -> str:
-    headers: Mapping[str, Any] = message.headers
-    kind = headers.get(CONTENT_TYPE)
     try:
-        if kind is None:  # JSON: a text in quotes, or the JSON itself as text
-            value = msgspec.json.decode(message.payload)
-            return value if isinstance(value, str) else message.payload.decode()
-        return message.payload.decode()
+        text = message.payload.decode()
+        if message.headers.get(CONTENT_TYPE) in (TEXT, BINARY):
+            return text
+        value = msgspec.json.decode(message.payload)  # a text in quotes, or the JSON itself as text
+        return value if isinstance(value, str) else text
     except (UnicodeDecodeError, msgspec.DecodeError) as e:
         raise BodyNotDecodable(f"the body is not text: {e}") from None

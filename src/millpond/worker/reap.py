@@ -17,11 +17,11 @@ async def reap(store: Store) -> None:
     """Until cancelled."""
     while True:
         try:
-            count = await store.reap()
-            if count:
-                log.info("gave back %d messages of dead or hung workers", count)
+            await store.reap()
         except Closed:
             return
         except MillpondError as e:
             log.warning("cannot reap now: %s", e)
+        except Exception:  # whatever it is, the next round may do better, and leases do not wait
+            log.exception("cannot reap now")
         await asyncio.sleep(EVERY)
