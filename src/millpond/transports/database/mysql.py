@@ -90,8 +90,8 @@ class MysqlDialect(Dialect):
         "lock_held": "IS_USED_LOCK(concat(left({database}, 40), '.', w.id)) IS NOT NULL",
         "claim_index": "FORCE INDEX ({prefix}message_claim)",
         "lease_index": "FORCE INDEX ({prefix}message_lease)",
-        "held": "m.ready IS NULL",
-        "held_index": "FORCE INDEX ({prefix}message_claim)",
+        # Whoever holds a message has a lease; the state alone is in no index.
+        "held": "m.lease_until IS NOT NULL AND m.state = 'PROCESSING'",
         "archive_index": "FORCE INDEX ({prefix}message_archive_queue)",
         # Only a DELETE in this form takes an index by name.
         "delete_a": "DELETE a FROM",

@@ -142,7 +142,6 @@ class PostgresDialect(Dialect):
         "claim_index": "",
         "lease_index": "",
         "held": "m.state = 'PROCESSING'",
-        "held_index": "",
         "archive_index": "",
         "delete_a": "DELETE FROM",
         "or_update": "ON CONFLICT (name) DO UPDATE SET",

@@ -55,7 +55,6 @@ class SqliteDialect(Dialect):
         "claim_index": "INDEXED BY {prefix}message_claim",
         "lease_index": "INDEXED BY {prefix}message_lease",
         "held": "m.state = 'PROCESSING'",
-        "held_index": "INDEXED BY {prefix}message_lease",
         "archive_index": "INDEXED BY {prefix}message_archive_queue",
         "delete_a": "DELETE FROM",
         "or_update": "ON CONFLICT (name) DO UPDATE SET",
