@@ -61,7 +61,7 @@ def _count_text(*, chosen: bool, exact: bool) -> str:
     FROM {{message}} m {{claim_index}} WHERE {{ready}} {of_queues} GROUP BY m.queue
     UNION ALL
     SELECT m.queue, 'PROCESSING', count(*), 0, NULL
-    FROM {{message}} m {{held_index}} WHERE {{held}} {of_queues} GROUP BY m.queue
+    FROM {{message}} m {{lease_index}} WHERE {{held}} {of_queues} GROUP BY m.queue
     {archived}"""
 
 
@@ -148,7 +148,7 @@ def browse(
             if key is not None:
                 where += " AND m.{key} = :key"
                 params["key"] = key
-            index = "{held_index}" if held else "{claim_index}"
+            index = "{lease_index}" if held else "{claim_index}"
             text = f"SELECT {LIVE_COLUMNS} FROM {{message}} m {index} WHERE {where}"
             page = yield from _page(d, text, params, _after_live(d, queue, after), limit)
             found |= {row.id: row for row in page}
@@ -158,7 +158,16 @@ def browse(
 def _after_live(d: Dialect, queue: str | None, after: tuple[str, bool, int, int, UUID] | None) -> _Ranges:
     """What follows a position, as ranges of the index, in order."""
     if after is None:
-        yield ("1 = 1", _ACROSS, {}) if queue is None else ("m.queue = :queue", _ORDER, {"queue": queue})
+        # A range though it excludes nothing: MySQL looks at conditions within the index only in ranges.
+        yield (
+            ("m.queue >= :lowest", _ACROSS, {"lowest": "\x01"})
+            if queue is None
+            else (
+                "m.queue = :queue",
+                _ORDER,
+                {"queue": queue},
+            )
+        )
         return
     last_queue, suspect, priority, due, id_ = after
     if queue is not None and queue != last_queue:
