@@ -125,7 +125,7 @@ def claim_ids(d: Dialect, queues: Sequence[str], ids: Sequence[Any], limit: int,
         # By lane: a suspect comes after the others. (Attempts and deliveries, of which the last is this one.)
         rows = sorted(rows, key=lambda r: (r[6] - 1 - r[7] >= SUSPECT, r[3], r[9], r[0]))
         return _claims(d, rows, stamp)
-    rows = yield Query(d.sql(sql.LOCK_IDS), params)
+    rows = yield Query(d.sql(sql.LOCK_IDS), params | {"lease": stamp.lease})
     return (yield from _stamp(d, rows, stamp))
 
 
@@ -211,7 +211,7 @@ def _claim_lane(d: Dialect, lanes: Lanes, queue: str, lane: int, limit: int, sta
     if d.fused:
         rows = yield Query(d.sql(d.fused.claim_lane), {**params, **_stamped(stamp)})
         return _claims(d, sorted(rows, key=lambda r: (r[9], r[0])), stamp)
-    rows = yield Query(d.sql(sql.LOCK_LANE), params)
+    rows = yield Query(d.sql(sql.LOCK_LANE), params | {"lease": stamp.lease})
     return (yield from _stamp(d, rows, stamp))
 
 
@@ -222,13 +222,9 @@ def _stamped(stamp: Stamp) -> dict[str, Any]:
 def _stamp(d: Dialect, rows: Rows, stamp: Stamp) -> Steps[list[Claim]]:
     if not rows:
         return []
-    at = rows[0][12]
-    until = at + stamp.lease
-    yield Query(
-        d.sql(sql.STAMP),
-        {"ids": [r[0] for r in rows], "token": stamp.token, "worker": stamp.worker, "at": at, "until": until},
-    )
-    return _claims(d, [(*r[:6], r[6] + 1, *r[7:12], at, until) for r in rows], stamp)
+    ids, (at, until) = [row[0] for row in rows], rows[0][12:14]
+    yield Query(d.sql(sql.STAMP), {"ids": ids, "token": stamp.token, "worker": stamp.worker, "at": at, "until": until})
+    return _claims(d, rows, stamp)
 
 
 def _claims(d: Dialect, rows: Rows, stamp: Stamp) -> list[Claim]:

@@ -13,6 +13,7 @@ from uuid import UUID
 import msgspec
 
 from millpond.errors import InvalidOption
+from millpond.message import id_of
 from millpond.transports.database.statement import Many, Statement, Step, Steps, Style
 from millpond.transports.database.statements import REQUEUE
 
@@ -71,7 +72,8 @@ class Dialect(ABC):
     """The parameter style of our own driver."""
     fused: ClassVar[Fused | None] = None
     """Whole operations in one statement, where the database can."""
-    no_floor: ClassVar[tuple[int, Any]] = (-1, None)
+    no_floor: ClassVar[tuple[int, Any]] = (-(2**63), None)
+    """Below every message, also those due before 1970."""
     day_partitions: ClassVar[bool] = False
     """The archive has a partition for each day, which purge can drop whole."""
     words: ClassVar[Mapping[str, str]]
@@ -126,10 +128,10 @@ class Dialect(ABC):
 
     def id_in(self, value: UUID) -> Any:
         """An id as this database's drivers take it."""
-        return value.bytes
+        return value.int.to_bytes(16, "big")
 
     def id_out(self, value: Any) -> UUID:
-        return UUID(bytes=bytes(value))
+        return id_of(value)
 
     @abstractmethod
     def probe(self, params: dict[str, Any], gaps: Sequence[tuple[int, int]], floors: Sequence[Any]) -> Step:

@@ -65,7 +65,7 @@ def _numbered(part: str, n: int) -> str:
 class MysqlDialect(Dialect):
     name = "mysql"
     style = Style.FORMAT
-    no_floor = (-1, bytes(16))
+    no_floor = (-(2**63), bytes(16))
     overrides = {
         sql.REQUEUE: _REQUEUE,
         # One at a time: in a recursive query the server finds no place in the index, and DISTINCT may read it all.

@@ -120,7 +120,7 @@ class PostgresDialect(Dialect):
     name = "postgresql"
     style = Style.DOLLAR
     fused = FUSED
-    no_floor = (-1, UUID(int=0))
+    no_floor = (-(2**63), UUID(int=0))
     day_partitions = True
     words = {
         "now": "coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)",

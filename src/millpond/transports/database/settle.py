@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +12,12 @@ from millpond.outcome import Change, Outcome, change
 from millpond.transports.database import statements as sql
 from millpond.transports.database.dialect import Dialect
 from millpond.transports.database.statement import Query, Rows, Steps
+
+Key = tuple[Any, int]
+"""A receipt as the database takes it: the id and the token. Looked up much faster than a receipt itself."""
+
+_TOKENS = range(-(2**63), 2**63)
+"""What a database can hold. A token beyond it was never given to anybody."""
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -26,125 +32,140 @@ def settle(
 ) -> Steps[Settled]:
     """Write outcomes. `wait`: take locks as they come, for a caller's own transaction. `again`: an earlier
     try may have been committed, so that a row that left no trace by request counts as settled."""
-    by_receipt: dict[Receipt, tuple[Outcome, Change]] = {}
+    by_key: dict[Key, tuple[Outcome, Change]] = {}
+    refused: list[Receipt] = []
+    locked: list[Outcome] = []
     for outcome in outcomes:
-        by_receipt.setdefault(outcome.receipt, (outcome, change(outcome)))
-    moves: dict[Change, list[Receipt]] = {}
-    returns: dict[tuple[str, int, int], list[tuple[Receipt, Change]]] = {}
-    for receipt, (_, c) in by_receipt.items():
-        if c.state in SETTLED:
-            moves.setdefault(c, []).append(receipt)
-        else:
-            returns.setdefault((c.state, c.attempts, c.deliveries), []).append((receipt, c))
-    missing: list[Receipt] = []
-    for c, receipts in moves.items():
-        missing += yield from _move(d, c, receipts, now, wait)
+        receipt = outcome.receipt
+        if receipt.token in _TOKENS:
+            by_key.setdefault((d.id_in(receipt.id), receipt.token), (outcome, change(outcome)))
+        elif receipt not in refused:
+            refused.append(receipt)
+    missing: list[Key] = []
+    moves, returns = _grouped(by_key)
+    for c, keys in moves.items():
+        missing += yield from _move(d, c, keys, now, wait)
     for rows in returns.values():
         missing += yield from _requeue(d, rows, now, wait)
     if not missing:
-        return Settled([], [])
-    refused, locked = [], []
+        return Settled(refused, locked)
     live, archived = yield from _look(d, missing)
-    for receipt in missing:
-        outcome, c = by_receipt[receipt]
-        token, state = live.get(receipt.id, (None, None))
-        if token == receipt.token:
+    for key in missing:
+        outcome, c = by_key[key]
+        id_, own_token = key
+        token, state = live.get(id_, (None, None))
+        if token == own_token:
             if state == "PROCESSING" and not wait:
                 locked.append(outcome)
             elif state != c.state:
-                refused.append(receipt)
-        elif archived.get((receipt.id, receipt.token)) == c.state:
+                refused.append(outcome.receipt)
+        elif archived.get(key) == c.state:
             continue  # an earlier try of this very settle did it
         elif not (again and not c.keep and state is None):
-            refused.append(receipt)
+            refused.append(outcome.receipt)
     return Settled(refused, locked)
+
+
+Moves = dict[Change, list[Key]]
+Returns = dict[tuple[str, int, int], list[tuple[Key, Change]]]
+
+
+def _grouped(by_key: dict[Key, tuple[Outcome, Change]]) -> tuple[Moves, Returns]:
+    """What one statement can write together."""
+    moves: Moves = {}
+    returns: Returns = {}
+    last: Change | None = None
+    group: list[Key] = []
+    for key, (_, c) in by_key.items():
+        if c is last:
+            group.append(key)
+        elif c.state in SETTLED:
+            last, group = c, moves.setdefault(c, [])
+            group.append(key)
+        else:
+            returns.setdefault((c.state, c.attempts, c.deliveries), []).append((key, c))
+    return moves, returns
 
 
 def extend(d: Dialect, receipts: Sequence[Receipt], lease: int, *, now: int | None) -> Steps[list[Receipt]]:
     """Lengthen leases; returns the stale receipts. A row that is locked is being settled: it is not stale."""
-    missing: Iterable[Receipt]
+    by_key = {(d.id_in(r.id), r.token): r for r in receipts if r.token in _TOKENS}
+    stale = [r for r in receipts if r.token not in _TOKENS]
+    keys = list(by_key)
+    if not keys:
+        return stale
     if d.fused:
-        rows = yield Query(d.sql(d.fused.extend), {**_pairs(d, receipts), "lease": lease, "now": now})
-        missing = _not_in(rows, receipts)
+        rows = yield Query(d.sql(d.fused.extend), {**_pairs(keys), "lease": lease, "now": now})
+        missing = _not_in(rows, keys)
     else:
-        ours = yield from _lock(d, receipts, wait=False)
+        ours, missing = yield from _lock(d, keys, wait=False)
         if ours:
-            ids = [d.id_in(receipt.id) for receipt in ours]
-            yield Query(d.sql(sql.EXTEND), {"ids": ids, "lease": lease, "now": now})
-        missing = [receipt for receipt in receipts if receipt not in ours]
-    if not missing:
-        return []
-    live, _ = yield from _look(d, list(missing))
-    return [r for r in missing if live.get(r.id) != (r.token, "PROCESSING")]
+            yield Query(d.sql(sql.EXTEND), {"ids": [id_ for id_, _ in ours], "lease": lease, "now": now})
+    if missing:
+        live, _ = yield from _look(d, missing)
+        stale += [by_key[id_, token] for id_, token in missing if live.get(id_) != (token, "PROCESSING")]
+    return stale
 
 
-def _move(d: Dialect, c: Change, receipts: list[Receipt], now: int | None, wait: bool) -> Steps[list[Receipt]]:
-    """Into the archive, or away; returns the receipts that may not have been moved."""
-    params = {"now": now}
-    kept = {"attempts": c.attempts, "state": c.state.value, "reason": c.reason, "error": c.error, **params}
+def _move(d: Dialect, c: Change, keys: list[Key], now: int | None, wait: bool) -> Steps[list[Key]]:
+    """Into the archive, or away; returns those that may not have been moved."""
+    kept = {"attempts": c.attempts, "state": c.state.value, "reason": c.reason, "error": c.error, "now": now}
     if d.fused:
         text = d.fused.move(keep=c.keep, wait=wait)
-        rows = yield Query(d.sql(text), {**_pairs(d, receipts), **(kept if c.keep else {})})
-        return _not_in(rows, receipts)
-    ours = yield from _lock(d, receipts, wait)
+        rows = yield Query(d.sql(text), {**_pairs(keys), **(kept if c.keep else {})})
+        return _not_in(rows, keys)
+    ours, missing = yield from _lock(d, keys, wait)
     if ours:
-        ids = [d.id_in(receipt.id) for receipt in ours]
+        ids = [id_ for id_, _ in ours]
         if c.keep:
             yield Query(d.sql(sql.KEEP), {"ids": ids, **kept})
         yield Query(d.sql(sql.REMOVE), {"ids": ids})
-    return [receipt for receipt in receipts if receipt not in ours]
+    return missing
 
 
-def _requeue(d: Dialect, rows: list[tuple[Receipt, Change]], now: int | None, wait: bool) -> Steps[list[Receipt]]:
-    """Back to waiting; returns the receipts that may not have been."""
+def _requeue(d: Dialect, rows: list[tuple[Key, Change]], now: int | None, wait: bool) -> Steps[list[Key]]:
+    """Back to waiting; returns those that may not have been."""
     c = rows[0][1]
-    receipts = [receipt for receipt, _ in rows]
+    keys = [key for key, _ in rows]
     params = {"state": c.state.value, "attempts": c.attempts, "deliveries": c.deliveries, "now": now}
     if d.fused:
-        done = yield Query(
-            d.sql(d.fused.requeue(wait=wait)),
-            {
-                **_pairs(d, receipts),
-                **params,
-                "delays": [c.delay_us for _, c in rows],
-                "errors": [c.error for _, c in rows],
-            },
-        )
-        return _not_in(done, receipts)
-    ours = yield from _lock(d, receipts, wait)
+        each = {"delays": [c.delay_us for _, c in rows], "errors": [c.error for _, c in rows]}
+        done = yield Query(d.sql(d.fused.requeue(wait=wait)), {**_pairs(keys), **params, **each})
+        return _not_in(done, keys)
+    ours, missing = yield from _lock(d, keys, wait)
     if ours:
-        values = [(d.id_in(r.id), c.delay_us, c.error) for r, c in rows if r in ours]
-        yield d.requeue(params, values)
-    return [receipt for receipt in receipts if receipt not in ours]
+        gone = set(missing)
+        yield d.requeue(params, [(key[0], c.delay_us, c.error) for key, c in rows if key not in gone])
+    return missing
 
 
-def _lock(d: Dialect, receipts: Sequence[Receipt], wait: bool) -> Steps[set[Receipt]]:
-    """Lock the rows that these receipts still own. The locks make the pairwise check here hold."""
-    ids = [d.id_in(receipt.id) for receipt in receipts]
+def _lock(d: Dialect, keys: Sequence[Key], wait: bool) -> Steps[tuple[list[Key], list[Key]]]:
+    """Lock the rows that receipts still own; returns those, and the others. The locks make this check hold."""
+    ids = [id_ for id_, _ in keys]
     rows = yield Query(d.sql(sql.WAIT_CLAIMED if wait else sql.LOCK_CLAIMED), {"ids": ids})
-    return {Receipt(d.id_out(id_), token) for id_, token in rows}.intersection(receipts)
+    held = {(bytes(id_), token) for id_, token in rows}
+    ours = [key for key in keys if key in held]
+    return ours, [key for key in keys if key not in held] if len(ours) < len(keys) else []
 
 
-def _look(
-    d: Dialect, receipts: Sequence[Receipt]
-) -> Steps[tuple[dict[Any, tuple[int | None, str]], dict[tuple[Any, int], str]]]:
-    ids = {"ids": [d.id_in(receipt.id) for receipt in receipts]}
+def _look(d: Dialect, keys: Sequence[Key]) -> Steps[tuple[dict[Any, tuple[int | None, str]], dict[Key, str]]]:
+    ids = {"ids": [id_ for id_, _ in keys]}
     live: Rows = yield Query(d.sql(sql.LOOK_LIVE), ids)
     archived: Rows = yield Query(d.sql(sql.LOOK_ARCHIVED), ids)
     return (
-        {d.id_out(id_): (token, state) for id_, token, state in live},
-        {(d.id_out(id_), token): state for id_, token, state in archived},
+        {d.id_in(d.id_out(id_)): (token, state) for id_, token, state in live},
+        {(d.id_in(d.id_out(id_)), token): state for id_, token, state in archived},
     )
 
 
-def _not_in(answer: Rows, receipts: Sequence[Receipt]) -> list[Receipt]:
+def _not_in(answer: Rows, keys: Sequence[Key]) -> list[Key]:
     """Which receipts a fused statement left out. It names those it wrote ("id token") only if they were not all."""
     count, written = answer[0]
-    if count == len(receipts):
+    if count == len(keys):
         return []
     names = set(written or ())
-    return [receipt for receipt in receipts if f"{receipt.id} {receipt.token}" not in names]
+    return [key for key in keys if f"{key[0]} {key[1]}" not in names]
 
 
-def _pairs(d: Dialect, receipts: Sequence[Receipt]) -> dict[str, Any]:
-    return {"ids": [d.id_in(r.id) for r in receipts], "tokens": [r.token for r in receipts]}
+def _pairs(keys: Sequence[Key]) -> dict[str, Any]:
+    return {"ids": [id_ for id_, _ in keys], "tokens": [token for _, token in keys]}

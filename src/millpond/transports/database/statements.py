@@ -70,16 +70,19 @@ m.id, m.queue, m.{key}, m.priority, m.headers, m.payload, m.deliveries, m.attemp
 m.first_attempt_at, m.expires_at
 """
 
+# As they will be when they are stamped.
+_TO_CLAIM = CLAIMED_COLUMNS.replace("m.deliveries", "m.deliveries + 1") + ", {now}, {now} + :lease"
+
 # Lock, then stamp: two statements of one short transaction. (PostgreSQL does both in one.)
 LOCK_LANE = f"""
-SELECT {CLAIMED_COLUMNS}, {{now}} FROM {{message}} m {{claim_index}}
+SELECT {_TO_CLAIM} FROM {{message}} m {{claim_index}}
 WHERE m.queue = :queue AND {{ready}} AND m.lane = :lane AND m.due_at <= {{now}} {{from_floor}}
 AND NOT EXISTS (SELECT 1 FROM {{queue}} q WHERE q.name = :queue AND q.paused = 1)
 ORDER BY m.due_at, m.id LIMIT :limit {{locked}}
 """
 
 LOCK_IDS = f"""
-SELECT {CLAIMED_COLUMNS}, {{now}} FROM {{message}} m
+SELECT {_TO_CLAIM} FROM {{message}} m
 WHERE m.id {{ids}} AND {{ready}} AND m.queue {{queues}} AND m.due_at <= {{now}}
 AND NOT EXISTS (SELECT 1 FROM {{queue}} q WHERE q.name = m.queue AND q.paused = 1)
 ORDER BY m.lane, m.due_at, m.id LIMIT :limit {{locked}}
