@@ -1,0 +1,109 @@
+"""Real processes for the races: each plays one role, says what happened as lines of JSON, and can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+ROOT = Path(__file__).resolve().parents[2]
+SOON = 40.0
+"""Nothing that a test waits for takes longer, however busy the machine."""
+
+
+class Actor:
+    """One process in one role (see roles.py), told by lines and telling by lines."""
+
+    def __init__(self, role: str, process: asyncio.subprocess.Process) -> None:
+        self.role = role
+        self._process = process
+
+    @classmethod
+    async def start(cls, role: str, **args: Any) -> Self:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.races.roles", role, json.dumps(args)),
+            cwd=ROOT,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=1 << 26,
+        )
+        return cls(role, process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def says(self, within: float = SOON) -> dict[str, Any]:
+        """The next line."""
+        assert self._process.stdout is not None
+        line = await asyncio.wait_for(self._process.stdout.readline(), within)
+        if not line:
+            raise AssertionError(f"{self.role} ended with {await self._process.wait()} and said nothing more")
+        return json.loads(line)  # type: ignore[no-any-return]
+
+    def tell(self, word: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(word.encode() + b"\n")
+
+    async def ends(self, within: float = SOON) -> None:
+        assert await asyncio.wait_for(self._process.wait(), within) == 0, f"{self.role} failed"
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    async def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+
+class Actors:
+    """All processes of a test; whatever happens, none outlives it."""
+
+    def __init__(self) -> None:
+        self._all: list[Actor] = []
+
+    async def start(self, role: str, **args: Any) -> Actor:
+        actor = await Actor.start(role, **args)
+        self._all.append(actor)
+        return actor
+
+    async def start_many(self, count: int, role: str, **args: Any) -> list[Actor]:
+        """So many, all of them ready: connected, and waiting for a word."""
+        actors = [await self.start(role, number=n, **args) for n in range(count)]
+        for actor in actors:
+            assert (await actor.says()) == {"ready": True}
+        return actors
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        for actor in self._all:
+            await actor.kill()
+
+
+async def until(condition: Callable[[], Awaitable[Any]], within: float = SOON, every: float = 0.02) -> Any:
+    """The first true answer of the condition, or a failure that says so."""
+    async with asyncio.timeout(within):
+        while not (answer := await condition()):  # noqa: ASYNC110 - what happens in a database sets no event
+            await asyncio.sleep(every)
+        return answer
+
+
+def report(
+    test: str, url: str, *, messages: int, faults: int = 0, lost: int = 0, doubled: int = 0, **recovered: Any
+) -> None:
+    """One line for people."""
+    more = " ".join(f"{name}={value}" for name, value in recovered.items()) or "-"
+    print(
+        f"\n{test:<28} {url.partition(':')[0]:<11} messages={messages} faults={faults} lost={lost} "
+        f"doubled={doubled} recovered: {more}"
+    )

@@ -1,0 +1,69 @@
+"""A publisher that stalls before its COMMIT: its message is older than all that were claimed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import psycopg
+import pymysql
+
+from millpond import Message, Store
+from millpond.transports.url import Url
+from tests.races.processes import Actors, report
+
+STALL = 5.0
+
+
+def caller(url: str) -> Any:
+    """A connection as an application has one."""
+    if url.startswith("postgresql"):
+        return psycopg.connect(url)
+    parts = Url(url)
+    return pymysql.connect(
+        host=parts.host, port=parts.port or 3306, user=parts.user, password=parts.password, database=parts.path[1:]
+    )
+
+
+async def test_it_is_delivered_within_a_second_of_its_commit(
+    server_url: str, server_store: Store, actors: Actors
+) -> None:
+    # So much waits that every claim is full, and the claimers step over what they have seen.
+    for _ in range(15):
+        await server_store.publish([Message(queue="q", payload=b"x") for _ in range(2_000)])
+    connection = caller(server_url)
+    try:
+        if server_url.startswith("mysql"):
+            connection.begin()
+        # More urgent than others it would be found at once; older than them is the hard case.
+        (stalled,) = server_store.publish_sync([Message(queue="q", payload=b"late")], within=connection)
+        publishers = await actors.start_many(2, "publisher", url=server_url, queue="q", kind="bulk", pause=0.02)
+        consumers = await actors.start_many(
+            2, "consumer", url=server_url, queue="q", batch=100, watch=str(stalled.id), pause=0.05
+        )
+        for actor in (*publishers, *consumers):
+            actor.tell("go")
+        await asyncio.sleep(STALL)
+        connection.commit()
+        committed_at = time.monotonic()
+    finally:
+        connection.close()
+    met = [asyncio.create_task(consumer.says()) for consumer in consumers]
+    (first,), others = await asyncio.wait(met, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    for actor in (*publishers, *consumers):
+        actor.tell("stop")
+    said = first.result()
+    seconds = said["at"] - committed_at
+    rest = await asyncio.gather(*others, *(publisher.says() for publisher in publishers))
+    waiting = await server_store.claim(["q"], 100)
+    report(
+        "stalled publisher",
+        server_url,
+        messages=30_000 + sum(len(r.get("new", ())) for r in rest),
+        faults=1,
+        seconds=round(seconds, 2),
+    )
+    assert said["full"]
+    assert len(waiting) == 100  # there was load to the end
+    assert seconds < 1.2  # a second, and the claim under way

@@ -1,0 +1,100 @@
+"""Ten processes migrate at once; and workers of the version before go on through a migration."""
+
+from __future__ import annotations
+
+import pytest
+
+import millpond
+from millpond import Ack, Message, State
+from millpond.errors import NotMigrated, SchemaMismatch
+from millpond.transports.database import migrate as migrating
+from millpond.transports.database.dialect import Dialect
+from millpond.transports.database.migrate import Migration
+from tests.races.processes import Actors, report, until
+
+NEXT = Migration(
+    2,
+    "test",
+    """
+CREATE TABLE {prefix}message_more (id INTEGER NOT NULL PRIMARY KEY);
+
+-- A column that those before do not know, and an index over it.
+ALTER TABLE {message} ADD COLUMN later BIGINT;
+
+CREATE INDEX {prefix}message_later ON {message} (later);
+
+ALTER TABLE {archive} ADD COLUMN later BIGINT;
+""",
+)
+AFTER_NEXT = Migration(3, "test", "CREATE TABLE {prefix}message_even_more (id INTEGER NOT NULL PRIMARY KEY);\n")
+
+
+async def test_ten_at_once(url: str, actors: Actors) -> None:
+    migrators = await actors.start_many(10, "migrator", url=url)
+    for migrator in migrators:
+        migrator.tell("go")
+    for migrator in migrators:
+        assert await migrator.says() == {"published": 1}
+        await migrator.ends()
+    store = await millpond.connect(url)
+    assert len(await store.claim(["q"], 100)) == 10
+    await store.close()
+    report("ten migrate", url, messages=10)
+
+
+async def test_those_before_go_on(url: str, actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotMigrated, match="millpond migrate"):
+        await millpond.connect(url, migrate=False)
+    store = await millpond.connect(url, migrate=True, busy_timeout=40)
+    publishers = await actors.start_many(2, "publisher", url=url, queue="q", kind="bulk", pause=0.05)
+    consumers = await actors.start_many(2, "consumer", url=url, queue="q", batch=50)
+    for actor in (*publishers, *consumers):
+        actor.tell("go")
+
+    async def at_work() -> bool:
+        (stats, *_) = await store.count() or [None]
+        return stats is not None and stats.counts[State.COMPLETED] > 200
+
+    await until(at_work)
+    known = migrating.migrations
+
+    async def upgrade(*more: Migration) -> list[Migration]:
+        def migrations(d: Dialect) -> list[Migration]:
+            return [*known(d), *more]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(migrating, "migrations", migrations)
+            newer = await millpond.connect(url, migrate=True, busy_timeout=40)
+            applied = newer.migrated  # type: ignore[attr-defined]
+            await newer.publish([Message(queue="newer", payload=b"x")])
+            (claim,) = await newer.claim(["newer"])
+            assert await newer.settle([Ack(claim.receipt)]) == []
+            await newer.close()
+        return list(applied)
+
+    assert [m.version for m in await upgrade(NEXT)] == [2]
+    (before,) = await store.count(["q"])
+
+    async def still_at_work() -> bool:
+        (stats,) = await store.count(["q"])
+        return stats.counts[State.COMPLETED] > before.counts[State.COMPLETED] + 500
+
+    await until(still_at_work)
+    for actor in (*publishers, *consumers):
+        actor.tell("stop")
+    new = [id_ for publisher in publishers for id_ in (await publisher.says())["new"]]
+    done = [id_ for consumer in consumers for id_ in (await consumer.says())["done"]]
+    for actor in (*publishers, *consumers):
+        await actor.ends()
+    while claims := await store.claim(["q"], 1_000):
+        assert await store.settle([Ack(c.receipt) for c in claims]) == []
+        done += [str(c.receipt.id) for c in claims]
+    report("migration under load", url, messages=len(new), faults=1, lost=len(set(new) - set(done)))
+    assert sorted(new) == sorted(done)
+    await store.close()
+    # One that starts now, still of version 1, works with version 2, and refuses version 3.
+    late = await millpond.connect(url)
+    await late.close()
+    assert [m.version for m in await upgrade(NEXT, AFTER_NEXT)] == [3]
+    with pytest.raises(SchemaMismatch, match="upgrade the millpond package"):
+        await millpond.connect(url)

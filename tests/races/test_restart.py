@@ -1,0 +1,72 @@
+"""A database restarts while living workers hold thousands of claims: not one is delivered again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import millpond
+from millpond import Message, State, Store
+from servers import MariaDB, Postgres
+from tests.races.processes import Actors, report, until
+from tests.races.roles import beating
+
+WORKERS, EACH = 3, 1_000
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("server_class", [Postgres, MariaDB])
+async def test_none_is_delivered_again(server_class: type[Postgres] | type[MariaDB], actors: Actors) -> None:
+    with server_class() as server:
+        store: Store = await millpond.connect(server.url, migrate=True)  # type: ignore[assignment]
+        for _ in range(WORKERS):
+            await store.publish([Message(queue="q", payload=b"x") for _ in range(EACH)])
+        workers = [
+            await actors.start("holder", url=server.url, number=n, queue="q", count=EACH, lease=600, join=True)
+            for n in range(WORKERS)
+        ]
+        for worker in workers:
+            assert (await worker.says()) == {"held": EACH, "deliveries": [1]}
+        presence = await store.join("reaper")
+        reaped = 0
+        async with beating(presence) as beats:
+
+            async def judged(seconds: float) -> None:
+                """Reap for so long with a lock of our own that has not been broken."""
+                nonlocal reaped
+                await until(presence.beat)
+                until_ = asyncio.get_running_loop().time() + seconds
+                while asyncio.get_running_loop().time() < until_:
+                    reaped += await store.reap()
+                    await asyncio.sleep(0.5)
+
+            await asyncio.to_thread(server.stop)
+            await asyncio.to_thread(server.start)
+            await judged(4)
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+            await judged(12)  # longer than a reaper's patience with those that have not beaten since
+            missed = beats.count(False)
+        for worker in workers:
+            worker.tell("settle")
+        said = [await worker.says() for worker in workers]
+        for worker in workers:
+            await worker.ends()
+        (stats,) = await store.count(["q"])
+        rows = await store.archived("q", limit=WORKERS * EACH)
+        doubled = sum(row.deliveries - 1 for row in rows)
+        lost = WORKERS * EACH - stats.counts[State.COMPLETED]
+        report(
+            f"two restarts of {server.name}",
+            server.url,
+            messages=WORKERS * EACH,
+            faults=2,
+            lost=lost,
+            doubled=doubled,
+            missed_beats=missed + sum(s["missed"] for s in said),
+        )
+        assert (lost, doubled, reaped) == (0, 0, 0)
+        assert [(s["refused"], s["reaped"]) for s in said] == [(0, 0)] * WORKERS
+        assert missed  # they noticed
+        await store.close()
