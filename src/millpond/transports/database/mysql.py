@@ -34,16 +34,17 @@ from millpond.transports.url import Url
 T = TypeVar("T")
 
 # One row per statement would be one round trip each. STRAIGHT_JOIN: the rows first, then the table by key.
-_REQUEUE = """
+_REQUEUE = f"""
 UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (id CHAR(32) PATH '$[0]', delay BIGINT PATH '$[1]',
 error LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin PATH '$[2]')) AS r
-STRAIGHT_JOIN {message} m ON m.id = UNHEX(r.id)
+STRAIGHT_JOIN {{message}} m ON m.id = UNHEX(r.id)
 SET m.state = :state, m.attempts = m.attempts + :attempts, m.deliveries = m.deliveries + :deliveries,
-m.due_at = CASE WHEN r.delay IS NULL THEN m.due_at ELSE {now} + r.delay END,
+m.due_at = CASE WHEN r.delay IS NULL THEN m.due_at ELSE {{now}} + r.delay END,
 m.first_attempt_at = CASE WHEN :attempts = 1 THEN coalesce(m.first_attempt_at, m.acquired_at)
                      ELSE m.first_attempt_at END,
-m.last_attempt_at = CASE WHEN :attempts = 1 THEN {now} ELSE m.last_attempt_at END,
-m.last_error = coalesce(r.error, m.last_error), m.worker = NULL, m.lease_until = NULL
+m.last_attempt_at = CASE WHEN :attempts = 1 THEN {{now}} ELSE m.last_attempt_at END,
+m.last_error = coalesce(r.error, m.last_error), m.worker = NULL, m.lease_until = NULL,
+m.lane = {sql.LANE_GIVEN_BACK}
 """
 
 

@@ -69,7 +69,7 @@ def _requeue(lock: str) -> str:
     first_attempt_at = CASE WHEN :attempts::int = 1 THEN coalesce(m.first_attempt_at, m.acquired_at)
                        ELSE m.first_attempt_at END,
     last_attempt_at = CASE WHEN :attempts::int = 1 THEN {{now}} ELSE m.last_attempt_at END,
-    last_error = coalesce(h.error, m.last_error), worker = NULL, lease_until = NULL
+    last_error = coalesce(h.error, m.last_error), worker = NULL, lease_until = NULL, lane = {sql.LANE_GIVEN_BACK}
     FROM held h WHERE m.ctid = h.ctid RETURNING m.id, m.token) {_WRITTEN} back"""
 
 

@@ -11,6 +11,8 @@ so that the same settle, repeated because its reply was lost, recognises its own
 
 from __future__ import annotations
 
+from millpond.outcome import SUSPECT
+
 SUSPECT_LANE = 1000
 
 NOW = "SELECT {now}"
@@ -123,13 +125,21 @@ FROM {{message}} WHERE id {{ids}}
 
 REMOVE = "DELETE FROM {message} WHERE id {ids}"
 
+# An interrupted delivery counts and came to no result: after two of them a message is suspect. Other outcomes
+# leave a message what it was. (In an order-free form: these counters are not changed when the lane is.)
+LANE_GIVEN_BACK = f"""
+CASE WHEN :attempts = 0 AND :deliveries = 0 AND deliveries - attempts >= {SUSPECT}
+THEN {SUSPECT_LANE} + priority ELSE lane END
+"""
+
 # Back to waiting, each with its own delay (null: due as before) and error.
-REQUEUE = """
-UPDATE {message} SET state = :state, attempts = attempts + :attempts, deliveries = deliveries + :deliveries,
-due_at = CASE WHEN :delay IS NULL THEN due_at ELSE {now} + :delay END,
+REQUEUE = f"""
+UPDATE {{message}} SET state = :state, attempts = attempts + :attempts, deliveries = deliveries + :deliveries,
+due_at = CASE WHEN :delay IS NULL THEN due_at ELSE {{now}} + :delay END,
 first_attempt_at = CASE WHEN :attempts = 1 THEN coalesce(first_attempt_at, acquired_at) ELSE first_attempt_at END,
-last_attempt_at = CASE WHEN :attempts = 1 THEN {now} ELSE last_attempt_at END,
-last_error = coalesce(:error, last_error), worker = NULL, lease_until = NULL
+last_attempt_at = CASE WHEN :attempts = 1 THEN {{now}} ELSE last_attempt_at END,
+last_error = coalesce(:error, last_error), worker = NULL, lease_until = NULL,
+lane = {LANE_GIVEN_BACK}
 WHERE id = :id
 """
 
