@@ -218,14 +218,14 @@ async def purger(ear: Ear, url: str, number: int, pause: float) -> None:
 
 @role
 async def flaky(ear: Ear, url: str, number: int, queue: str) -> None:
-    """Claims; abandons some at once with a lease of nothing, and settles the others, which must be its own."""
+    """Claims; abandons some at once with next to no lease, and settles the others, which must be its own."""
     store = await connect(url)
     await ear.ready()
     abandoned, settled, refused = 0, [], 0
     async with ear.until_told() as stop:
         while not stop.done():
             if random.random() < 0.5:
-                abandoned += len(await store.claim([queue], 5, 0, max_crashes=None))
+                abandoned += len(await store.claim([queue], 5, 0.001, max_crashes=None))
             else:
                 claims = await store.claim([queue], 5, 60, max_crashes=None)
                 await asyncio.sleep(0.005)  # long enough for a reaper that does not look again

@@ -31,7 +31,7 @@ async def test_a_late_verb_changes_nothing(url: str, store: Store) -> None:
     try:
         for b, a in pairs:
             (published,) = await store.publish([Message(queue="q", payload=b"x")])
-            (old,) = await late.claim(["q"], 1, 0)
+            (old,) = await late.claim(["q"], 1, 0.001)
             assert await until(store.reap) == 1
             (new,) = await store.claim(["q"], 1, 60)
             assert new.redelivered
