@@ -66,6 +66,7 @@ outcomes: dict[str, Callable[[Receipt, float], Outcome]] = {
     "reject": lambda receipt, _: Reject(receipt, reason="no"),
     "reject and drop": lambda receipt, _: Reject(receipt, keep=False),
     "give back": lambda receipt, _: GiveBack(receipt),
+    "interrupted": lambda receipt, _: GiveBack(receipt, delivered=True),
 }
 
 

@@ -232,6 +232,18 @@ async def test_a_suspect_stays_one_through_retry_and_give_back(transport: Store,
     assert await bodies(transport) == [b"suspect"]
 
 
+async def test_interrupted_deliveries_make_a_suspect_too(transport: Store) -> None:
+    """FS-C15: a handler cancelled at stop: PENDING, attempts 0, and the delivery counts"""
+    await publish(transport, b"slow")
+    for n in range(2):
+        claim = await claim_one(transport, suspects=False)
+        assert (claim.deliveries, claim.attempts, claim.unfinished) == (n + 1, 0, n)
+        assert await transport.settle([GiveBack(claim.receipt, delivered=True)]) == []
+    assert await transport.claim(["q"], suspects=False) == []
+    await publish(transport, b"good")
+    assert sorted([await bodies(transport), await bodies(transport)]) == [[b"good"], [b"slow"]]
+
+
 async def test_unfinished_deliveries_survive_the_retries_between(transport: Store, clock: ManualClock) -> None:
     await publish(transport)
     for expected in (0, 1, 2):
