@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 from uuid import UUID, SafeUUID
 
@@ -38,6 +39,7 @@ _new: Any = object.__new__
 # The slots themselves: a UUID refuses to be changed by its attributes.
 _set_int = vars(UUID)["int"].__set__
 _set_is_safe = vars(UUID)["is_safe"].__set__
+_UNKNOWN = SafeUUID.unknown
 
 
 class State(StrEnum):
@@ -155,7 +157,7 @@ def _uuid(value: int) -> UUID:
     """What UUID(int=value) is, in a third of the time: ids are made and read by the thousand."""
     made: UUID = _new(UUID)
     _set_int(made, value)
-    _set_is_safe(made, SafeUUID.unknown)
+    _set_is_safe(made, _UNKNOWN)
     return made
 
 
@@ -234,10 +236,15 @@ def check_name(name: Any, what: str) -> str:
     """A queue name: any text of 1..255 characters that every database can keep and tell apart."""
     if not isinstance(name, str):
         raise InvalidQueue(f"{what} must be text, not {type(name).__name__}")
+    return _check_name(name, what)
+
+
+@lru_cache(maxsize=1024)
+def _check_name(name: str, what: str) -> str:
+    # Remembered: there are few names, and each comes with every message.
     if not name or name != name.strip():
         raise InvalidQueue(f"{what} {name[:80]!r} must not be empty nor begin or end with white space")
-    check_text(name, what)
-    return name
+    return check_text(name, what)
 
 
 def check_text(text: Any, what: str) -> str:

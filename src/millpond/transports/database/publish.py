@@ -27,21 +27,23 @@ def publish(
     publisher: int | None = None,
     again: bool = False,
 ) -> Steps[set[UUID]]:
-    """Store the drafts, and announce them to those that listen; returns the ids of those that are new.
+    """Store the drafts, and announce them to those that listen; returns which of the given ids are new.
 
     `again`: an earlier try by the same `publisher` may have been committed; what it published is new too.
     """
-    fresh = {draft.id: draft for draft in drafts if not draft.given}
     given: dict[UUID, Draft] = {}
     for draft in drafts:
         if draft.given:
             given.setdefault(draft.id, draft)  # of an id that stands twice in one call, the first counts
+    new: set[UUID] = set()
     if given:
         ours, present = yield from _enter(d, list(given), now, dedupe_for, publisher)
-        fresh.update((id_, draft) for id_, draft in given.items() if id_ in ours and id_ not in present)
-    if fresh:
-        yield from _insert(d, list(fresh.values()), now, own_connection, announce)
-    return {*fresh, *ours} if given and again else set(fresh)
+        new = ours - present
+        drafts = [*(draft for draft in drafts if not draft.given), *(given[id_] for id_ in given if id_ in new)]
+        new = ours if again else new
+    if drafts:
+        yield from _insert(d, drafts, now, own_connection, announce)
+    return new
 
 
 def unpublished(d: Dialect, ids: Sequence[UUID], now: int | None, dedupe_for: int) -> Steps[set[UUID]]:
@@ -89,16 +91,17 @@ def _insert(d: Dialect, drafts: Sequence[Draft], now: int | None, own_connection
             yield Query(d.sql(fused.insert), params)
         return
     at = (yield Query(d.sql(sql.NOW), {"now": now}))[0][0]
+    state, id_in = State.PENDING.value, d.id_in
     records = [
         (
-            d.id_in(draft.id),
+            id_in(draft.id),
             draft.queue,
             draft.key,
             draft.priority,
             draft.priority,
             at + draft.delay_us if draft.due_us is None else draft.due_us,
             draft.expires_us if draft.expires_after_us is None else at + draft.expires_after_us,
-            State.PENDING.value,
+            state,
             draft.headers,
             draft.payload,
             at,

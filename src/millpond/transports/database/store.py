@@ -120,12 +120,11 @@ class DatabaseStore(Operations):
         if any(d.given or d.due_us is not None for d in drafts):
             self._drop_floors()
         self._wake()
-        seen: set[UUID] = set()
         results = []
         for d in drafts:
-            results.append(Published(d.id, not d.given or (d.id in new and d.id not in seen)))
+            results.append(Published(d.id, not d.given or d.id in new))
             if d.given:
-                seen.add(d.id)
+                new.discard(d.id)  # given twice in one call, it is new once
         return results
 
     # --- claim --------------------------------------------------------------------------------------
