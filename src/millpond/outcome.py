@@ -172,7 +172,8 @@ def decide(
                 return Reject(receipt, reason=error.reason, error=text, keep=keep_rejected)
             if policy is AckPolicy.REJECT_ON_ERROR and not isinstance(error, NackMessage):
                 return Reject(receipt, reason="error", error=text, keep=keep_rejected)
-            since_first = elapsed + (claim.claimed_us - (claim.first_attempt_us or claim.claimed_us)) / SECOND
+            first = claim.claimed_us if claim.first_attempt_us is None else claim.first_attempt_us
+            since_first = elapsed + (claim.claimed_us - first) / SECOND
             wait = retry.decide(claim.attempts + 1, error, since_first, draw)
             if wait is None:
                 return Reject(receipt, reason="retries used up", error=text, keep=keep_rejected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -46,10 +46,15 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidOption(f"Retry.multiplier must be 1 or more, not {self.multiplier!r}")
         if not (isinstance(self.jitter, int | float) and 0 <= self.jitter <= 1):
             raise InvalidOption(f"Retry.jitter must be between 0 and 1, not {self.jitter!r}")
-        if self.attempts is not None and (not isinstance(self.attempts, int) or self.attempts < 1):
+        if self.attempts is not None and (
+            isinstance(self.attempts, bool) or not isinstance(self.attempts, int) or self.attempts < 1
+        ):
             raise InvalidOption(f"Retry.attempts must be 1 or more, or None for no limit, not {self.attempts!r}")
         if self.first not in ("immediate", "backoff"):
             raise InvalidOption(f'Retry.first must be "immediate" or "backoff", not {self.first!r}')
+        never: Any = self.never
+        if not isinstance(never, tuple) or not all(isinstance(e, type) and issubclass(e, BaseException) for e in never):
+            raise InvalidOption(f"Retry.never must be a tuple of exception classes, not {never!r}")
 
     @classmethod
     def none(cls) -> Retry:
