@@ -24,6 +24,7 @@ log = logging.getLogger("millpond.worker")
 
 BEAT_EVERY = 0.5
 _EXTEND_AT_ONCE = 1000
+_FINISH_WITHIN = 1.0
 _END_WITHIN = 6.0
 """Seconds for the last words: a presence takes up to five of them to leave a database that does not answer."""
 
@@ -47,15 +48,16 @@ class Heartbeat:
         self._loop = asyncio.get_running_loop()
         self._beaten = True
         self._extended = {a: monotonic() for a in attempts}
-        self._thread: threading.Thread | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._task_loop = self._loop
+        self._beats = False
+        self._beat_loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
 
     @property
     def alive(self) -> bool:
         """Whether signs of life get through: without them, nothing new is claimed."""
-        if self._thread is None:
+        if self._connect is None:
             # After a handler that blocked us, leases may be over that nobody has taken; lengthen them first.
             now = monotonic()
             if any(now - at > 2 * a.subscription.heartbeat_s for a, at in self._extended.items() if a.held):
@@ -64,55 +66,70 @@ class Heartbeat:
 
     def start(self) -> None:
         if self._connect is None:
-            self._task = asyncio.create_task(self._run(self._transport, lambda a, receipts: a.refused(receipts)))
+            self._task = asyncio.create_task(self._here())
         else:
-            self._thread = threading.Thread(target=self._run_thread, name="millpond-heartbeat", daemon=True)
-            self._thread.start()
+            threading.Thread(target=self._run_thread, name="millpond-heartbeat", daemon=True).start()
 
     async def stop(self) -> None:
         """End, in a few seconds at most."""
-        if self._thread is None:
-            if self._task is not None:
-                self._task.cancel()
-                await asyncio.wait([self._task], timeout=_END_WITHIN)
-            return
-        if self._task is not None:
-            with contextlib.suppress(RuntimeError):  # it ended by itself
-                self._task_loop.call_soon_threadsafe(self._task.cancel)
+        self._tell(self._stopping.set)
+        if not await self._has_ended(_FINISH_WITHIN) and self._task is not None:
+            self._tell(self._task.cancel)  # it waits for a database that does not answer
+            await self._has_ended(_END_WITHIN)
+        if self._presence is not None and not self._beats:
+            await self._presence.leave()  # it never left this loop
+
+    async def _has_ended(self, within: float) -> bool:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_END_WITHIN):
+            async with asyncio.timeout(within):
                 await self._ended.wait()
+        return self._ended.is_set()
+
+    async def _here(self) -> None:
+        self._beat_loop = self._loop
+        try:
+            await self._run(self._transport, lambda attempts, receipts: attempts.refused(receipts))
+        finally:
+            self._ended.set()
 
     def _run_thread(self) -> None:
         try:
             with contextlib.suppress(asyncio.CancelledError):
                 asyncio.run(self._in_thread())
         finally:
-            self._in_loop(self._ended.set)
+            _call_in(self._loop, self._ended.set)
 
     async def _in_thread(self) -> None:
         assert self._connect is not None
-        self._task, self._task_loop = asyncio.current_task(), asyncio.get_running_loop()
-
-        while True:
+        self._task, self._beat_loop = asyncio.current_task(), asyncio.get_running_loop()
+        while not self._stopping.is_set():
             try:
                 transport = await self._connect()
-                break
             except MillpondError as e:
                 self._beaten = False
-                log.warning("the heartbeat cannot connect: %s", e)
-                await asyncio.sleep(BEAT_EVERY)
-        try:
-            await self._run(transport, lambda a, receipts: self._in_loop(a.refused, receipts))
-        finally:
-            await transport.close()
+                log.warning("the heartbeat cannot connect; nothing is claimed: %s", e)
+                await self._pause(BEAT_EVERY)
+                continue
+            try:
+                await self._run(transport, lambda a, receipts: _call_in(self._loop, a.refused, receipts))
+            finally:
+                await transport.close()
 
-    def _in_loop(self, call: Callable[..., None], *args: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the worker's loop was closed
-            self._loop.call_soon_threadsafe(call, *args)
+    def _tell(self, call: Callable[..., Any]) -> None:
+        """Say something where the beating is done. What a thread that is about to begin misses, it sees."""
+        if self._beat_loop is None:
+            self._stopping.set()
+        else:
+            _call_in(self._beat_loop, call)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
 
     async def _run(self, transport: Transport, refused: Refused) -> None:
         pause = min([BEAT_EVERY, *(attempts.subscription.heartbeat_s / 2 for attempts in self._attempts)])
+        self._beats = True
         try:
             while True:
                 try:
@@ -127,7 +144,9 @@ class Heartbeat:
                         trace = None if isinstance(e, MillpondError) else e
                         log.warning("no sign of life gets through; nothing is claimed: %s", e, exc_info=trace)
                     self._beaten = False
-                await asyncio.sleep(pause)
+                if self._stopping.is_set():
+                    return
+                await self._pause(pause)
         finally:
             if self._presence is not None:
                 await self._presence.leave()  # here, where its session lives
@@ -140,3 +159,8 @@ class Heartbeat:
             if stale:
                 refused(attempts, stale)
         self._extended[attempts] = began  # not before: what failed is tried again at once
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[..., Any], *args: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop was closed
+        loop.call_soon_threadsafe(call, *args)

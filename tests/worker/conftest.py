@@ -1,0 +1,159 @@
+"""A pond on every backend in turn, each test's empty; and short ways to let it work and see what became of it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+import millpond
+from millpond import Millpond, Row, State
+
+DATABASES = ["sqlite", "postgresql", "mariadb"]
+BACKENDS = ["memory", *DATABASES]
+TABLES = """
+SELECT table_name FROM information_schema.tables
+WHERE table_schema = %s AND table_type = 'BASE TABLE' AND table_name NOT LIKE '%%migration'
+"""
+
+
+class Server:
+    """One database for all tests, migrated once; its rows go before each test."""
+
+    def __init__(self, url: str, admin: Any, schema: str, quote: str) -> None:
+        self.url = url
+        self._admin = admin
+        self._schema = schema
+        self._quote = quote
+        asyncio.run(self._migrate())
+
+    async def _migrate(self) -> None:
+        await (await millpond.connect(self.url, migrate=True)).close()
+
+    def empty(self) -> None:
+        with self._admin.cursor() as cursor:
+            cursor.execute(TABLES, (self._schema,))
+            for (table,) in cursor.fetchall():
+                cursor.execute(f"DELETE FROM {self._quote}{table}{self._quote}")
+        self._admin.commit()
+
+
+@pytest.fixture(scope="session")
+def postgresql_of_workers(request: pytest.FixtureRequest) -> Iterator[Server]:
+    server, name = request.getfixturevalue("postgres_server"), f"worker_{uuid4().hex[:8]}"
+    url = server.create_database(name)
+    with server.connect(name) as admin:
+        yield Server(url, admin, "public", '"')
+    server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def mariadb_of_workers(request: pytest.FixtureRequest) -> Iterator[Server]:
+    server, name = request.getfixturevalue("mariadb_server"), f"worker_{uuid4().hex[:8]}"
+    url = server.create_database(name)
+    with server.connect(name) as admin:
+        yield Server(url, admin, name, "`")
+    server.drop_database(name)
+
+
+def empty_database(request: pytest.FixtureRequest, kind: str) -> str:
+    if kind == "memory":
+        return f"memory://{uuid4().hex}"
+    if kind == "sqlite":
+        folder: Path = request.getfixturevalue("tmp_path")
+        return f"sqlite:///{folder / 'pond.db'}"
+    server: Server = request.getfixturevalue(f"{kind}_of_workers")
+    server.empty()
+    return server.url
+
+
+@pytest.fixture(params=BACKENDS)
+def url(request: pytest.FixtureRequest) -> str:
+    """Every backend in turn, without a message; `@pytest.mark.parametrize("url", […], indirect=True)` takes some."""
+    return empty_database(request, request.param)
+
+
+@pytest.fixture
+async def make_pond(url: str) -> AsyncIterator[Callable[..., Millpond]]:
+    """Ponds over the same messages; all are closed after the test."""
+    made: list[Millpond] = []
+
+    def make(**options: Any) -> Millpond:
+        made.append(Millpond(url, **options))
+        return made[-1]
+
+    yield make
+    for pond in made:
+        await pond.close()
+
+
+@pytest.fixture
+def pond(make_pond: Callable[..., Millpond]) -> Millpond:
+    return make_pond()
+
+
+on = lambda *backends: pytest.mark.parametrize("url", backends, indirect=True)  # noqa: E731
+"""Only these backends: for what is slow, or what only some can do."""
+
+
+@asynccontextmanager
+async def working(pond: Millpond, **options: Any) -> AsyncIterator[None]:
+    """The pond runs as long as this lasts, and is then stopped as by one signal."""
+    run = asyncio.create_task(pond.run(**{"signals": False, "graceful_timeout": 5, **options}))
+    await until(lambda: run.done() or (pond.worker is not None and pond.worker.claiming.is_set()))
+    if run.done():
+        run.result()
+    try:
+        yield
+    finally:
+        pond.stop()
+        async with asyncio.timeout(30):
+            await run
+
+
+async def until(condition: Callable[[], Any], within: float = 10.0) -> Any:
+    """Look until it is so; fails after a while."""
+    async with asyncio.timeout(within):
+        while True:
+            value = condition()
+            if isinstance(value, Awaitable):
+                value = await value
+            if value:
+                return value
+            await asyncio.sleep(0.005)
+
+
+async def row(pond: Millpond, id_: UUID) -> Row:
+    (found,) = await (await pond.transport).find([id_])  # type: ignore[attr-defined]
+    return found
+
+
+async def became(pond: Millpond, id_: UUID, state: State, within: float = 10.0) -> Row:
+    """The message, once it is in this state."""
+
+    async def look() -> Row | None:
+        found = await (await pond.transport).find([id_])  # type: ignore[attr-defined]
+        return found[0] if found and found[0].state is state else None
+
+    found: Row = await until(look, within)
+    return found
+
+
+async def counts(pond: Millpond, queue: str = "q") -> dict[State, int]:
+    """How many messages are in each state, without the zeros."""
+    (stats,) = await (await pond.transport).count([queue])  # type: ignore[attr-defined]
+    return {state: number for state, number in stats.counts.items() if number}
+
+
+async def drained(pond: Millpond, queue: str = "q", within: float = 20.0) -> dict[State, int]:
+    """The counts, once nothing waits and nothing runs."""
+
+    async def look() -> dict[State, int] | None:
+        now = await counts(pond, queue)
+        return now if not set(now) & {State.PENDING, State.PROCESSING, State.RETRYABLE} else None
+
+    found: dict[State, int] = await until(look, within)
+    return found
