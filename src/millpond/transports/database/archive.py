@@ -18,6 +18,7 @@ from millpond.transports.database.browse import archived_queues
 from millpond.transports.database.dialect import Dialect
 from millpond.transports.database.partitions import Cutoffs
 from millpond.transports.database.publish import unpublished
+from millpond.transports.database.reschedule import announce
 from millpond.transports.database.statement import Many, Query, Steps
 
 PURGE_BATCH = 5000
@@ -74,7 +75,14 @@ def missing(d: Dialect, ids: Sequence[UUID]) -> Steps[list[UUID]]:
 
 
 def replay(
-    d: Dialect, ids: Sequence[UUID], *, name: str, queue: str | None, now: int | None, dedupe_for: int
+    d: Dialect,
+    ids: Sequence[UUID],
+    *,
+    name: str,
+    queue: str | None,
+    now: int | None,
+    dedupe_for: int,
+    notify: bool,
 ) -> Steps[dict[UUID, str]]:
     """Publish archived messages again; returns the new ids of those that are new, with their queues."""
     rows = yield Query(d.sql(sql.REPLAYABLE), {"ids": [d.id_in(id_) for id_ in ids]})
@@ -90,6 +98,8 @@ def replay(
             values.append((d.id_in(new_id), published[new_id], _headers(headers, id_), key, archived_at, now))
     if values:
         yield Many(d.sql(sql.REPLAY), ("new_id", "queue", "headers", "id", "archived_at", "now"), values)
+        if notify:
+            yield from announce(d, set(published.values()))
     return published
 
 

@@ -17,6 +17,7 @@ from millpond.message import (
     State,
     check_name,
     check_priority,
+    check_text,
     replayed_id,
     short_error,
 )
@@ -74,6 +75,8 @@ class Operations(Running):
         chosen = states_among(states, LIVE, "browse")
         name = None if queue is None else check_name(queue, "queue")
         position = None if after is None else live_position(after)
+        if key is not None:
+            check_text(key, "key")
         if not page_size(limit) or not chosen:
             return []
         return await self._run(
@@ -98,6 +101,8 @@ class Operations(Running):
         first = None if since is None else moment(since, "since")
         last = None if until is None else moment(until, "until")
         position = None if after is None else archive_position(after)
+        if key is not None:
+            check_text(key, "key")
         if not page_size(limit) or not chosen:
             return []
         return await self._run(
@@ -142,7 +147,14 @@ class Operations(Running):
         return await self._change(
             unique_ids(ids),
             lambda keys, again: reschedule.reschedule(
-                self.dialect, keys, priority=priority, due=due, delay=wait, attempts=attempts, now=self._now()
+                self.dialect,
+                keys,
+                priority=priority,
+                due=due,
+                delay=wait,
+                attempts=attempts,
+                now=self._now(),
+                notify=self._options.notify,
             ),
         )
 
@@ -165,16 +177,15 @@ class Operations(Running):
         return [id_ for id_ in ids if id_ in changed]
 
     async def pause(self, queue: str) -> None:
-        await self._pause(queue, True)
-
-    async def resume(self, queue: str) -> None:
-        await self._pause(queue, False)
-        self._due_again([queue])
-
-    async def _pause(self, queue: str, paused: bool) -> None:
         self._check_open()
         name = check_name(queue, "queue")
-        await self._run(lambda again: reschedule.pause(self.dialect, name, paused), Mode.WRITE)
+        await self._run(lambda again: reschedule.pause(self.dialect, name), Mode.WRITE)
+
+    async def resume(self, queue: str) -> None:
+        self._check_open()
+        name, notify = check_name(queue, "queue"), self._options.notify
+        await self._run(lambda again: reschedule.resume(self.dialect, name, notify=notify), Mode.WRITE)
+        self._due_again([name])
 
     # --- the archive --------------------------------------------------------------------------------
 
@@ -246,7 +257,13 @@ class Operations(Running):
         for some in _chunks(unique, archive.REPLAY_BATCH):
             new |= await self._run(
                 lambda again, some=some: archive.replay(  # type: ignore[misc]
-                    self.dialect, some, name=label, queue=target, now=self._now(), dedupe_for=dedupe_for
+                    self.dialect,
+                    some,
+                    name=label,
+                    queue=target,
+                    now=self._now(),
+                    dedupe_for=dedupe_for,
+                    notify=self._options.notify,
                 ),
                 Mode.WRITE,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -24,12 +24,15 @@ def reschedule(
     delay: int | None,
     attempts: int | None,
     now: int | None,
+    notify: bool,
 ) -> Steps[Changed]:
     rows = yield Query(d.sql(sql.LOCK_WAITING), {"ids": ids})
     if rows:
         params = {"priority": priority, "due": due, "delay": delay, "attempts": attempts}
         text = _update(priority=priority, due=due, delay=delay, attempts=attempts)
         yield Query(d.sql(text), {**params, "ids": [row[0] for row in rows], "now": now})
+        if notify:
+            yield from announce(d, {queue for _, queue in rows})
     return {d.id_out(id_): queue for id_, queue in rows}
 
 
@@ -70,9 +73,21 @@ def cancel(d: Dialect, ids: Sequence[Any], *, reason: str, now: int | None, agai
     return changed
 
 
-def pause(d: Dialect, queue: str, paused: bool) -> Steps[None]:
-    yield Query(d.sql(sql.PAUSE), {"queue": queue, "paused": int(paused)})
+def pause(d: Dialect, queue: str) -> Steps[None]:
+    yield Query(d.sql(sql.PAUSE), {"queue": queue, "paused": 1})
+
+
+def resume(d: Dialect, queue: str, *, notify: bool) -> Steps[None]:
+    yield Query(d.sql(sql.PAUSE), {"queue": queue, "paused": 0})
+    if notify:
+        yield from announce(d, [queue])
 
 
 def retain(d: Dialect, queue: str, completed: int | None, failed: int | None) -> Steps[None]:
     yield Query(d.sql(sql.RETAIN), {"queue": queue, "completed": completed, "failed": failed})
+
+
+def announce(d: Dialect, queues: Collection[str]) -> Steps[None]:
+    """Wake those that wait for these queues, where the database can."""
+    if d.fused and queues:
+        yield Query(d.sql(d.fused.announce), {"channel": d.channel, "queues": list(queues)})
