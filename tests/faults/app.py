@@ -1,0 +1,150 @@
+"""The pond that the fault tests run, in processes of its own: `millpond run tests.faults.app:pond`.
+
+Every run of a handler leaves a row in the effects table before its ack (at least once); `exact` leaves another
+inside the transaction that acks (exactly once). `sleeper` leaves lines in a file instead, since the database may
+be away meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+
+from millpond import Delivery, Millpond, Retry
+from millpond.telemetry import Event, LeasesLost, Reaped, Reconnected
+from tests.faults.aim import Aimed, take_aim
+from tests.faults.effects import INSIDE, OUTSIDE, Effects, run_of
+from tests.faults.history import History
+from tests.faults.plan import Plan
+
+_PR_SET_PDEATHSIG = 1
+
+plan = Plan.of_this_process()
+folder = Path(plan.folder)
+history = History(folder / "history")
+aimed = Aimed(plan.aim)
+if plan.aim is not None:
+    take_aim(aimed)
+effects = Effects(plan.effects_url or plan.url)
+pond = Millpond(plan.url, **plan.connect)
+released = asyncio.Event()
+
+
+async def plain(number: str, delivery: Delivery) -> None:
+    """At least once: the effect, then the ack."""
+    aimed.at("handler")
+    await asyncio.to_thread(effects.write, run_of(delivery, number, OUTSIDE, os.getpid()))
+    aimed.at("effect")
+    if plan.hold:
+        await released.wait()
+
+
+def exact(number: str, delivery: Delivery) -> None:
+    """An exactly-once effect, in a thread: written and acked in one transaction."""
+    pid = os.getpid()
+    effects.write(run_of(delivery, number, OUTSIDE, pid))
+    while plan.hold and not is_released():
+        time.sleep(0.01)
+    with effects.transaction() as connection:
+        effects.write_in(connection, run_of(delivery, number, INSIDE, pid))
+        delivery.ack_sync(within=connection)
+        aimed.at("commit")
+    aimed.at("committed")
+
+
+async def sleeper(number: str, delivery: Delivery) -> None:
+    """Runs until told to end."""
+    history.write(started=number, deliveries=delivery.claim.deliveries)
+    await released.wait()
+    history.write(ended=number)
+
+
+async def poison(kind: str, delivery: Delivery) -> None:
+    """Harmless, or poison, as the message says."""
+    await asyncio.to_thread(effects.write, run_of(delivery, kind, OUTSIDE, os.getpid()))
+    match kind.partition("-")[0]:
+        case "raise":
+            raise ValueError("poison")
+        case "hang":
+            await asyncio.sleep(3600)
+        case "exit":
+            os._exit(1)
+        case "stick":  # as in C code: nothing else runs in this event loop any more
+            time.sleep(3600)  # noqa: ASYNC251
+
+
+async def poisons(kinds: list[str], deliveries: list[Delivery]) -> None:
+    """The same for whole batches."""
+    for kind, delivery in zip(kinds, deliveries, strict=True):
+        effects.write(run_of(delivery, kind, OUTSIDE, os.getpid()))
+    for word in {kind.partition("-")[0] for kind in kinds}:
+        match word:
+            case "raise":
+                raise ValueError("poison")
+            case "hang":
+                await asyncio.sleep(3600)
+            case "exit":
+                os._exit(1)
+
+
+HANDLERS = {"plain": plain, "exact": exact, "sleeper": sleeper, "poison": poison, "poisons": poisons}
+for queue, options in plan.queues.items():
+    if "retry" in options:
+        options["retry"] = Retry(**options["retry"])
+    pond.subscriber(queue, **options)(HANDLERS[queue])  # type: ignore[type-var]
+
+
+def is_released() -> bool:
+    return (folder / "released").exists()
+
+
+@pond.on_start
+def begin() -> None:
+    # No process outlives the test that started it.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    pond.telemetry.subscribe(remember)
+    history.write(began=True)
+    waiting.add(asyncio.get_running_loop().create_task(wait_for_the_word()))
+
+
+@pond.on_stop
+def end() -> None:
+    history.write(stopped=True)
+    for task in waiting:
+        task.cancel()
+
+
+waiting: set[asyncio.Task[None]] = set()
+
+
+async def wait_for_the_word() -> None:
+    while not is_released():  # noqa: ASYNC110 - the word comes from another process
+        await asyncio.sleep(0.02)
+    released.set()
+
+
+def remember(event: Event) -> None:
+    match event:
+        case LeasesLost(count=count):
+            history.write(lost=count)
+        case Reaped(count=count):
+            history.write(reaped=count)
+        case Reconnected(after=after):
+            history.write(reconnected=after)
+
+
+async def main() -> None:
+    try:
+        await pond.run(**plan.run)
+    finally:
+        await pond.close()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level=logging.INFO)
+    asyncio.run(main())

@@ -1,0 +1,122 @@
+"""What handlers leave behind in the database: one row for each run, outside of or inside the ack's transaction.
+
+Written through the callers' own synchronous drivers, one connection for each thread, each row durable on return.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from millpond import Delivery
+
+OUTSIDE, INSIDE = "outside", "inside"
+
+TABLE = """
+CREATE TABLE effects (
+number VARCHAR(60) NOT NULL, place VARCHAR(10) NOT NULL, deliveries INT NOT NULL, redelivered INT NOT NULL,
+pid INT NOT NULL)
+"""
+ROW = "INSERT INTO effects (number, place, deliveries, redelivered, pid) VALUES (?, ?, ?, ?, ?)"
+
+
+class Run(NamedTuple):
+    """One run of a handler."""
+
+    number: str
+    place: str
+    deliveries: int
+    redelivered: int
+    pid: int
+
+
+class Effects:
+    """The effects table of one database."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._mark = "?" if url.startswith("sqlite") else "%s"
+        self._local = threading.local()
+
+    def create(self) -> None:
+        self.execute(TABLE)
+
+    def write(self, run: Run) -> None:
+        """Outside of any transaction."""
+        self.execute(ROW, run)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """A transaction of ours; the connection is of the kind that `within=` takes."""
+        with self._connected() as connection:
+            self._execute(connection, "BEGIN IMMEDIATE" if self._mark == "?" else "BEGIN")
+            yield connection
+            self._execute(connection, "COMMIT")
+
+    def write_in(self, connection: Any, run: Run) -> None:
+        self._execute(connection, ROW, run)
+
+    def runs(self) -> list[Run]:
+        return [Run(*row) for row in self.execute("SELECT number, place, deliveries, redelivered, pid FROM effects")]
+
+    def execute(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._connected() as connection:
+            return self._execute(connection, text, values)
+
+    def _execute(self, connection: Any, text: str, values: Sequence[Any] = ()) -> list[Any]:
+        cursor = connection.cursor()
+        try:
+            cursor.execute(text.replace("?", self._mark), values)
+            return list(cursor.fetchall()) if cursor.description else []
+        finally:
+            cursor.close()
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[Any]:
+        """This thread's connection; a new one after any error, which closes it and so rolls back."""
+        connection = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._local.connection = _connect(self._url)
+        try:
+            yield connection
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """This thread's connection."""
+        connection, self._local.connection = getattr(self._local, "connection", None), None
+        if connection is not None:
+            with contextlib.suppress(Exception):  # it may be broken already
+                connection.close()
+
+
+def _connect(url: str) -> Any:
+    """Each driver is imported by those who need it: processes shall start quickly."""
+    if url.startswith("sqlite"):
+        return sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None, timeout=30)
+    if url.startswith("postgres"):
+        import psycopg
+
+        return psycopg.connect(url, autocommit=True, connect_timeout=5)
+    import pymysql
+
+    at = urlsplit(url)
+    return pymysql.connect(
+        host=at.hostname,
+        port=at.port or 0,
+        user=at.username,
+        password=at.password or "",
+        database=at.path[1:],
+        autocommit=True,
+        connect_timeout=5,
+        read_timeout=30,
+    )
+
+
+def run_of(delivery: Delivery, number: str, place: str, pid: int) -> Run:
+    return Run(number, place, delivery.claim.deliveries, int(delivery.redelivered), pid)

@@ -1,0 +1,67 @@
+"""One line for people, and one record for machines, of each scenario on each database."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import re
+import sys
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+FOLDER = "MILLPOND_FAULTS_JSON"
+SEED = int(os.environ.get("MILLPOND_FAULTS_SEED") or random.SystemRandom().randrange(1 << 32))
+LINES: list[str] = []
+"""Of this run, for the end of it."""
+
+_NOT_TESTED = "a real power cut, a disk that lies about fsync, the loss of an asynchronous replica"
+
+
+@dataclass
+class Line:
+    """What one scenario came to."""
+
+    scenario: str
+    database: str
+    messages: int
+    faults: int
+    lost: int = 0
+    doubled: int = 0
+    unflagged: int = 0
+    recovered: int = 0
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        more = "".join(f" {name}={value}" for name, value in self.more.items())
+        return (
+            f"{self.scenario:<34} {self.database:<9} messages={self.messages} faults={self.faults} lost={self.lost} "
+            f"doubled={self.doubled} unflagged={self.unflagged} recovered={self.recovered}{more}"
+        )
+
+
+def report(line: Line, server: dict[str, str]) -> None:
+    """Print the line; write the record where the environment says."""
+    print(line)
+    LINES.append(str(line))
+    folder = os.environ.get(FOLDER)
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        name = re.sub(r"\W+", "-", f"{line.scenario}-{line.database}")
+        (Path(folder) / f"{name}.json").write_text(json.dumps(record(line, server), indent=2) + "\n")
+
+
+def record(line: Line, server: dict[str, str]) -> dict[str, Any]:
+    names = ("millpond", "asyncpg", "asyncmy", "psycopg", "PyMySQL")
+    return {
+        **{name: value for name, value in vars(line).items() if name != "more"},
+        **line.more,
+        "seed": SEED,
+        "versions": {"python": sys.version.split()[0], **{name: version(name) for name in names}},
+        "server": server,
+        "machine": {"cpus": os.cpu_count(), "system": platform.platform()},
+        "not tested": _NOT_TESTED,
+    }
