@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 from millpond import Ack, Message, State, Store
 from tests.races.processes import Actors, report, until
 
-FOR_SECONDS = 5.0
+FOR_SECONDS = 3.0
 
 
 async def test_nobody_meets_a_deadlock(server_url: str, server_store: Store, actors: Actors) -> None:
