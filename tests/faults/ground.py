@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import signal
 import sqlite3
 import zlib
 from collections.abc import AsyncIterator, Callable
@@ -129,6 +130,18 @@ class Ground:
             return pids <= {name.rpartition(":")[2] for name, lived in rows if lived > 3_000_000}
 
         await until(beating, f"{self.name}: steady workers", within, every=0.05)
+
+    async def stand_still(self, process: Process) -> None:
+        """SIGSTOP, but not while it holds the one lock of a SQLite file: nobody could write until it wakes."""
+        while True:
+            process.signal(signal.SIGSTOP)
+            if self.name != "sqlite":
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(2):
+                    await self.store.pause("nobody")
+                return
+            process.signal(signal.SIGCONT)
 
     # --- judge --------------------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ async def test_messages_come_back_in_about_two_seconds(everywhere: Everywhere, l
         await here.steady(survivor)
         for n in range(10 if long else 1):
             # While it is stopped, the other gets the messages. Its lock is held, so nobody takes it for dead.
-            survivor.signal(signal.SIGSTOP)
+            await here.stand_still(survivor)
             victim_plan = here.plan("sleeper", folder=f"victim-{n}", options=options)
             victim = here.processes.start(victim_plan)
             await here.publish("sleeper", [f"c{n}-{i}" for i in range(held)])

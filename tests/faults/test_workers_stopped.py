@@ -1,0 +1,51 @@
+"""A worker that stands still past its lease: others do its work, and what it says when it wakes is refused."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.faults.conftest import Everywhere
+from tests.faults.effects import OUTSIDE
+from tests.faults.ground import ALL, Ground
+from tests.faults.processes import Process, history, stop, until
+
+LEASE = 2.0
+
+
+@pytest.mark.databases(*ALL)
+async def test_stopped_past_the_lease(everywhere: Everywhere, long: bool) -> None:
+    """`plain` tries to ack late; `exact` tries to commit its effect late, in a transaction that must fail."""
+
+    async def scenario(here: Ground) -> None:
+        rounds, each = (20 if long else 1), 10
+        for n in range(rounds):
+            # Without cancelling, so that late results are really given.
+            options = {"max_workers": 2 * each, "lease": LEASE, "cancel_lost": False}
+            plan = here.plan("plain", "exact", folder=f"late-{n}", options=options, hold=True)
+            late = here.processes.start(plan)
+            for queue in ("plain", "exact"):
+                await here.publish(queue, [f"{queue}{n}-{i}" for i in range(each)])
+            held = await here.live()
+            await until(lambda: runs_of(here, late, held), "the handlers of the late worker", every=0.05)  # noqa: B023
+            await here.stand_still(late)
+            other = here.processes.start(here.plan("plain", "exact", folder=f"other-{n}", options=options))
+            await here.drained()
+            (here.folder / f"late-{n}" / "released").touch()
+            late.signal(signal.SIGCONT)
+
+            def refused() -> bool:
+                return sum(line.get("lost", 0) for line in history(plan.folder).read()) >= 2 * each  # noqa: B023
+
+            await until(refused, "the late results to be refused")
+            await stop(late, other)
+        tally = await here.judge("worker stopped past its lease", rounds, refused=2 * each * rounds)
+        assert tally.doubled == 2 * each * rounds  # each once more, and never a third time
+
+    await everywhere(scenario)
+
+
+async def runs_of(here: Ground, process: Process, count: int) -> bool:
+    runs = await here.rows(f"SELECT count(*) FROM effects WHERE place = '{OUTSIDE}' AND pid = {process.pid}")
+    return bool(runs[0][0] == count)
