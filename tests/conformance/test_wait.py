@@ -18,20 +18,24 @@ SOON = 5.0
 
 
 async def waiting(transport: Store, queues: list[str]) -> asyncio.Task[None]:
-    """A task that waits by now."""
-    task = asyncio.create_task(transport.wait(queues, LONG))
-    done, _ = await asyncio.wait({task}, timeout=0.1)
-    assert not done, "returned although nothing was due"
-    return task
+    """A task that waits by now. A few hints too many are allowed (one begins to listen), a busy loop is not."""
+    for _ in range(3):
+        task = asyncio.create_task(transport.wait(queues, LONG))
+        done, _ = await asyncio.wait({task}, timeout=0.1)
+        if not done:
+            return task
+    raise AssertionError("returned again and again although nothing was due")
 
 
 async def test_it_returns_after_the_timeout(transport: Store) -> None:
     await transport.claim(["q"])
-    started = time.monotonic()
-    await transport.wait(["q"], 0.05)
-    assert 0.04 < time.monotonic() - started < SOON
-    await transport.wait(["q"], 0)
-    await transport.wait(["q"], timedelta(milliseconds=1))
+    times = []
+    for timeout in (0.05, 0.05, 0.05, 0, timedelta(milliseconds=1)):
+        started = time.monotonic()
+        await transport.wait(["q"], timeout)
+        times.append(time.monotonic() - started)
+    assert max(times) < SOON
+    assert max(times[:3]) > 0.04
 
 
 async def test_a_publish_wakes_it(transport: Store) -> None:
