@@ -151,9 +151,9 @@ async def counts(pond: Millpond, queue: str = "q") -> dict[State, int]:
 async def drained(pond: Millpond, queue: str = "q", within: float = 20.0) -> dict[State, int]:
     """The counts, once nothing waits and nothing runs."""
 
-    async def look() -> dict[State, int] | None:
+    async def look() -> list[dict[State, int]]:
         now = await counts(pond, queue)
-        return now if not set(now) & {State.PENDING, State.PROCESSING, State.RETRYABLE} else None
+        return [] if set(now) & {State.PENDING, State.PROCESSING, State.RETRYABLE} else [now]
 
-    found: dict[State, int] = await until(look, within)
-    return found
+    (found,) = await until(look, within)
+    return dict(found)

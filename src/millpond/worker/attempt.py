@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextvars import Context, copy_context
@@ -45,6 +46,8 @@ log = logging.getLogger("millpond.worker")
 
 _TURN = 0.002
 """Seconds after which a runner lets the event loop do something else."""
+_HALVED = 0.1
+"""Seconds in which what was done loses half its weight for the rate."""
 _RETURNED = Returned()
 
 
@@ -101,8 +104,6 @@ class Attempts:
         """Messages handed to runners, so far."""
         self.freed = asyncio.Event()
         """Set when something was settled, or a runner has nothing to do."""
-        self.rate = 0.0
-        """Messages per second, of late."""
         self._handler = handler
         self._settling = settling
         self._lost = lost
@@ -113,8 +114,7 @@ class Attempts:
         self._threads = None if self._handler.is_async else Threads(f"millpond-{subscription.name}")
         self._stopping = False
         self._torn_down = False
-        self._done = 0
-        self._measured = (monotonic(), 0)
+        self._lately = (0.0, monotonic())
         # Read once: they are asked for with every message.
         self._batch = subscription.batch
         self._gather = seconds(subscription.gather)
@@ -154,17 +154,18 @@ class Attempts:
             if late:
                 self._lost(late, True)
         self.held.difference_update(deliveries)
-        self._done += len(deliveries)
+        self._lately = (self._faded() + len(deliveries), monotonic())
         self.freed.set()
 
-    def measure(self) -> None:
-        """Look at the clock, and at what was done since the last look."""
-        now = monotonic()
-        then, done = self._measured
-        if now - then >= 0.05:
-            rate = (self._done - done) / (now - then)
-            self.rate = rate if rate > self.rate else 0.7 * self.rate + 0.3 * rate
-            self._measured = (now, self._done)
+    @property
+    def rate(self) -> float:
+        """Messages per second, of late."""
+        return self._faded() * math.log(2) / _HALVED
+
+    def _faded(self) -> float:
+        """What was done, the less of it the longer ago it is."""
+        done, at = self._lately
+        return float(done * 0.5 ** ((monotonic() - at) / _HALVED))
 
     # --- for the heartbeat --------------------------------------------------------------------------
 

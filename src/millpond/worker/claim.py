@@ -130,7 +130,6 @@ class Claiming:
     def _wanted(self) -> int:
         """How many messages there is use for: what runs, and a little of what comes next."""
         s, attempts = self._subscription, self._attempts
-        attempts.measure()
         ahead = min(s.fetch * s.overfetch, attempts.rate * self._prefetch_for)
         capacity = int((s.max_workers - attempts.stuck) * self._batch + ahead)
         unstarted = attempts.unstarted
