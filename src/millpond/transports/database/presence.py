@@ -166,7 +166,11 @@ async def reap_dead(engine: Engine, presence: WorkerPresence, run: Run, now: Cal
 
 
 class WorkerPresence:
-    """One worker's lock and beat. It belongs to the event loop that beats; stop beating before you leave."""
+    """One worker's lock and beat.
+
+    It belongs to the event loop that beats, which may be another one than the store's, in another thread: then
+    leave from there too, after the last beat.
+    """
 
     def __init__(
         self,
