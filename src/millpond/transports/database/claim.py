@@ -12,7 +12,7 @@ from millpond.message import Claim, Message, Receipt, decode_headers
 from millpond.outcome import SUSPECT
 from millpond.transports.database import statements as sql
 from millpond.transports.database.dialect import Dialect
-from millpond.transports.database.statement import Query, Rows, Steps
+from millpond.transports.database.statement import LONGEST_LIST, Query, Rows, Steps
 
 REAP_BATCH = 1000
 _LAST_LANE = 2 * sql.SUSPECT_LANE
@@ -122,11 +122,16 @@ def claim_ids(d: Dialect, queues: Sequence[str], ids: Sequence[Any], limit: int,
     params = {"ids": ids, "queues": list(queues), "limit": limit, "now": stamp.now}
     if d.fused:
         rows = yield Query(d.sql(d.fused.claim_ids), {**params, **_stamped(stamp)})
-        # By lane: a suspect comes after the others. (Attempts and deliveries, of which the last is this one.)
-        rows = sorted(rows, key=lambda r: (r[6] - 1 - r[7] >= SUSPECT, r[3], r[9], r[0]))
-        return _claims(d, rows, stamp)
+        return _claims(d, sorted(rows, key=_by_lane), stamp)
     rows = yield Query(d.sql(sql.LOCK_IDS), params | {"lease": stamp.lease})
+    if len(ids) > LONGEST_LIST:  # asked in parts, each in its own order and with its own limit
+        rows = sorted(rows, key=_by_lane)[:limit]
     return (yield from _stamp(d, rows, stamp))
+
+
+def _by_lane(row: Sequence[Any]) -> tuple[Any, ...]:
+    """A suspect comes after the others. (Deliveries, of which the last is this one, and attempts.)"""
+    return (row[6] - 1 - row[7] >= SUSPECT, row[3], row[9], row[0])
 
 
 def adopt(d: Dialect, stamp: Stamp) -> Steps[list[Claim]]:

@@ -16,6 +16,9 @@ import msgspec
 
 T = TypeVar("T")
 
+LONGEST_LIST = 8192
+"""SQLite has 32,766 parameters to a statement unless it was built with more, and a text may name a list twice."""
+
 _PARAMETER = re.compile(r"(?<![:\w]):(\*?)([a-z_]\w*)")
 
 
@@ -30,30 +33,30 @@ class Style(Enum):
 class Statement:
     """One SQL text, rendered once per driver style and list length."""
 
-    __slots__ = ("_lists", "_names", "_rendered", "text")
+    __slots__ = ("_names", "_rendered", "lists", "text")
 
     def __init__(self, text: str) -> None:
         self.text = " ".join(text.split())
         found = _PARAMETER.findall(self.text)
         self._names: list[str] = [name for _, name in found]
-        self._lists = sorted({name for star, name in found if star})
+        self.lists = sorted({name for star, name in found if star})
         self._rendered: dict[tuple[Style, tuple[int, ...]], str] = {}
 
     def render(self, style: Style, params: Mapping[str, Any]) -> tuple[str, list[Any]]:
         """The text and its values, in the driver's style."""
-        if self._lists:
-            params = {**params, **{name: _padded(params[name]) for name in self._lists}}
-        key = (style, tuple(len(params[name]) for name in self._lists))
+        if self.lists:
+            params = {**params, **{name: _padded(params[name]) for name in self.lists}}
+        key = (style, tuple(len(params[name]) for name in self.lists))
         sql = self._rendered.get(key)
         if sql is None:
             sql = self._rendered[key] = self._render(style, params)
         if style is Style.DOLLAR:
             return sql, [params[name] for name in dict.fromkeys(self._names)]
-        if not self._lists:
+        if not self.lists:
             return sql, [params[name] for name in self._names]
         values: list[Any] = []
         for name in self._names:
-            values.extend(params[name]) if name in self._lists else values.append(params[name])
+            values.extend(params[name]) if name in self.lists else values.append(params[name])
         return sql, values
 
     def render_many(
@@ -103,6 +106,16 @@ class Query(msgspec.Struct, frozen=True, gc=False):
     statement: Statement
     params: Mapping[str, Any]
 
+    def parts(self) -> Sequence[Query]:
+        """Itself, or one after the other where its list is longer than a statement may have parameters."""
+        for name in self.statement.lists:
+            values = self.params[name]
+            if len(values) > LONGEST_LIST:
+                starts = range(0, len(values), LONGEST_LIST)
+                chunks = [values[start : start + LONGEST_LIST] for start in starts]
+                return [Query(self.statement, {**self.params, name: chunk}) for chunk in chunks]
+        return (self,)
+
 
 class Many(msgspec.Struct, frozen=True, gc=False):
     """One statement to run once for each row of values, in the driver's fastest way; no answer."""
@@ -131,13 +144,17 @@ So the same code serves our own asynchronous connections, a thread, and whatever
 """
 
 
+def _joined(answers: Sequence[Rows]) -> Rows:
+    return answers[0] if len(answers) == 1 else [row for rows in answers for row in rows]
+
+
 def drive(steps: Steps[T], run: Callable[[Step], Rows]) -> T:
     """Run an operation on a synchronous connection."""
     try:
         step = next(steps)
         while True:
             try:
-                rows = run(step)
+                rows = run(step) if type(step) is not Query else _joined([run(part) for part in step.parts()])
             except BaseException as e:
                 step = steps.throw(e)
             else:
@@ -153,7 +170,7 @@ async def drive_async(steps: Steps[T], run: Callable[[Step], Any]) -> T:
         step = next(steps)
         while True:
             try:
-                rows = await run(step)
+                rows = await run(step) if type(step) is not Query else _joined([await run(p) for p in step.parts()])
             except BaseException as e:
                 step = steps.throw(e)
             else:
