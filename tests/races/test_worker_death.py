@@ -9,7 +9,8 @@ from pathlib import Path
 import millpond
 from millpond import Ack, Claim, Message, Store
 from millpond.transports.database.options import StoreOptions
-from servers import PgBouncer, Postgres
+from millpond.transports.url import Url
+from servers import PgBouncer, Postgres, Proxy
 from tests.races.processes import Actors, report, until
 from tests.races.roles import beating
 
@@ -102,3 +103,45 @@ async def test_a_lock_file_that_was_tidied_away_is_made_again(sqlite_url: str) -
     assert file.exists()
     await store.close()
     assert not file.exists()
+
+
+async def test_a_cut_connection_is_noticed_and_the_lock_retaken(server_url: str, server_store: Store) -> None:
+    """While no sign of life gets through, beats say so, and claims carry no mark; then all is as before."""
+    parts = Url(server_url)
+    with Proxy(parts.port or 0) as proxy:
+        store: Store = await millpond.connect(proxy.url(server_url))  # type: ignore[assignment]
+        presence = await store.join("cut off")
+        assert await presence.beat()
+        proxy.refuse()
+        proxy.cut()
+        assert not await presence.beat()
+        assert not await presence.beat()
+        proxy.accept()
+        assert await until(presence.beat)
+        assert await presence.beat()
+        proxy.black_hole()  # nothing says that the connection is gone
+        assert not await presence.beat()
+        proxy.resume()
+        assert await until(presence.beat)
+        await store.close()
+    async with beating(await server_store.join("left")):
+        assert await server_store.reap() == 0
+    report("cut connection", server_url, messages=0, faults=2)
+
+
+async def test_another_thread_may_beat(url: str, store: Store) -> None:
+    """A connection belongs to one loop: the lock moves to the one that beats."""
+    presence = await store.join("two loops")
+    await store.publish([Message(queue="q", payload=b"x")])
+
+    async def beats() -> list[bool]:
+        answers = [await presence.beat() for _ in range(3)]
+        await asyncio.sleep(0.1)  # the first loop closes its session meanwhile
+        answers += [await presence.beat() for _ in range(3)]
+        claims = asyncio.run_coroutine_threadsafe(store.claim(["q"], 1), loop)
+        assert len(await asyncio.wrap_future(claims)) == 1
+        await presence.leave()
+        return answers
+
+    loop = asyncio.get_running_loop()
+    assert await asyncio.to_thread(asyncio.run, beats()) == [True] * 6
