@@ -6,6 +6,7 @@ by its capabilities; a test that needs one says so with `requires`, and is skipp
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,8 @@ import pytest
 
 import millpond
 from millpond import Capability, Store
+from millpond.transports.database import sqlite as sqlite_module
+from millpond.transports.database.sqlite import open_connection
 
 TABLES_WITH_ROWS = """
 SELECT table_name FROM information_schema.tables
@@ -81,7 +84,16 @@ def memory(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 
 def sqlite(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    yield Sqlite(request.getfixturevalue("tmp_path_factory").mktemp("conformance"))
+    """With as many parameters to a statement as SQLite has by default; some distributions build it with more."""
+
+    def connect(path: str, busy_timeout: float) -> sqlite3.Connection:
+        connection = open_connection(path, busy_timeout)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 32_766)
+        return connection
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite_module, "open_connection", connect)
+        yield Sqlite(request.getfixturevalue("tmp_path_factory").mktemp("conformance"))
 
 
 def postgresql(request: pytest.FixtureRequest) -> Iterator[Backend]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from millpond.transports.database.statement import Query, Statement, Style, drive, drive_async
+from millpond.transports.database.statement import LONGEST_LIST, Query, Statement, Style, drive, drive_async
 
 TEXT = "SELECT :b::bigint, :a FROM t WHERE x = :b AND note = 'a:b' AND y::text IS NULL"
 
@@ -77,6 +77,20 @@ def test_many_rows_in_the_order_of_the_text(style: Style, text: str, rows: list[
     got = Statement("(:b, :a, :b)").render_many(style, ["a", "b"], [(1, 2), (3, 4)])
     assert got == (text, rows)
     assert Statement("(:a)").render_many(style, ["b", "a"], [(1, 2)])[1] == [(2,)]
+
+
+def test_a_list_too_long_for_one_statement_is_asked_in_parts() -> None:
+    """FS-D4"""
+    many = list(range(2 * LONGEST_LIST + 5))
+    query = Query(Statement("SELECT id WHERE id IN (:*ids) AND x = :x"), {"ids": many, "x": 1})
+    assert [len(part.params["ids"]) for part in query.parts()] == [LONGEST_LIST, LONGEST_LIST, 5]
+
+    def one() -> Generator[Any, Any, Any]:
+        return (yield query)
+
+    assert drive(one(), lambda step: [(id_,) for id_ in step.params["ids"]]) == [(id_,) for id_ in many]  # type: ignore[union-attr]
+    short = Query(Statement("IN (:*ids)"), {"ids": [1]})
+    assert short.parts() == (short,)
 
 
 # --- steps ------------------------------------------------------------------------------------------------
