@@ -47,9 +47,9 @@ REMEMBER_ID = "INSERT INTO {dedupe} (id, publisher, expires_at) VALUES (:id, :pu
 OWN_IDS = "SELECT id FROM {dedupe} WHERE id {ids} AND publisher = :publisher"
 
 PRESENT_IDS = """
-SELECT id FROM {message} WHERE id {ids}
+SELECT id FROM {message} {id_index} WHERE id {ids}
 UNION ALL
-SELECT id FROM {archive} WHERE id {ids} AND archived_at > {now} - :dedupe_for
+SELECT id FROM {archive} {archive_id_index} WHERE id {ids} AND archived_at > {now} - :dedupe_for
 """
 
 # --- claim ----------------------------------------------------------------------------------------------
@@ -145,8 +145,8 @@ WHERE id = :id
 
 # What became of receipts that a settle did not find: still ours (so somebody holds the row), already done
 # by an earlier try of the same settle, or lost.
-LOOK_LIVE = "SELECT id, token, state FROM {message} WHERE id {ids}"
-LOOK_ARCHIVED = "SELECT id, token, state FROM {archive} WHERE id {ids}"
+LOOK_LIVE = "SELECT id, token, state FROM {message} {id_index} WHERE id {ids}"
+LOOK_ARCHIVED = "SELECT id, token, state FROM {archive} {archive_id_index} WHERE id {ids}"
 
 # --- reap -----------------------------------------------------------------------------------------------
 
@@ -192,9 +192,9 @@ INSERT INTO {queue} (name, keep_completed, keep_failed) VALUES (:queue, :complet
 """
 
 # Waiting messages only: whoever has a message in hand decides about it.
-LOCK_WAITING = "SELECT m.id, m.queue FROM {message} m WHERE m.id {ids} AND {ready} {locked}"
+LOCK_WAITING = "SELECT m.id, m.queue FROM {message} m {id_index} WHERE m.id {ids} AND {ready} {locked}"
 FORGET_RECEIPTS = "UPDATE {message} SET token = NULL WHERE id {ids}"
-CANCELLED = "SELECT id FROM {archive} WHERE id {ids} AND state = 'FAILED' AND reason = :reason"
+CANCELLED = "SELECT id FROM {archive} {archive_id_index} WHERE id {ids} AND state = 'FAILED' AND reason = :reason"
 
 # One purge deletes at a time, so that two neither count the same rows nor wait for each other's.
 PURGE_TURN = "SELECT version FROM {migration} WHERE version = 1 {lock}"
@@ -208,7 +208,7 @@ WHERE a.queue = :queue AND a.state = :state AND a.archived_at <= :at AND (a.arch
 """
 EXPIRED_IDS = "SELECT id FROM {dedupe} WHERE expires_at <= {now} ORDER BY expires_at LIMIT :limit"
 
-REPLAYABLE = "SELECT id, archived_at, queue, headers FROM {archive} WHERE id {ids}"
+REPLAYABLE = "SELECT id, archived_at, queue, headers FROM {archive} {archive_id_index} WHERE id {ids}"
 # The payload moves inside the server. An expiry is of the first life.
 REPLAY = """
 INSERT INTO {message} (id, queue, {key}, priority, lane, due_at, state, headers, payload, created_at)
