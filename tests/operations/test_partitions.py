@@ -1,0 +1,188 @@
+"""The archive's partitions on PostgreSQL: made ahead, dropped whole, and in nobody's way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+
+from millpond import Ack, ManualClock, Store
+from millpond.transports.database import archive
+from millpond.transports.database.statement import Steps
+from tests.operations.lives import claim, complete, fail, message, publish
+
+Connect = Callable[..., Awaitable[Store]]
+
+DAY = 86_400
+
+
+def partitions(url: str, table: str = "message_archive") -> list[str]:
+    with psycopg.connect(url) as raw:
+        rows = raw.execute(
+            "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid "
+            "WHERE i.inhparent = %s::regclass ORDER BY 1",
+            [table],
+        )
+        return [name.removeprefix(f"{table.split('.')[-1]}_") for (name,) in rows]
+
+
+def days(first: datetime, number: int = 8) -> list[str]:
+    return [f"{first + timedelta(days=n):%Y%m%d}" for n in range(number)]
+
+
+@pytest.fixture
+async def store(postgres_url: str, connect: Connect, clock: ManualClock) -> Store:
+    """With the partitions of the clock's own week, as if it had been migrated then."""
+    store = await connect(postgres_url)
+    await store.purge()
+    return store
+
+
+async def test_a_new_database_has_a_week_ahead(postgres_url: str, connect: Connect) -> None:
+    today = datetime.now(UTC)
+    await connect(postgres_url)
+    made = partitions(postgres_url)
+    assert set(days(today)) | {"default"} <= set(made) | set(days(today, 1))  # midnight may pass meanwhile
+
+
+async def test_purge_keeps_a_week_ahead(store: Store, postgres_url: str, clock: ManualClock) -> None:
+    assert set(days(datetime(2026, 1, 1, tzinfo=UTC))) <= set(partitions(postgres_url))
+    clock.advance(3 * DAY)
+    await complete(store)
+    await store.purge()
+    assert set(days(datetime(2026, 1, 4, tzinfo=UTC))) <= set(partitions(postgres_url))
+
+
+async def test_days_that_nobody_needs_go_whole(
+    store: Store, postgres_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock.advance(DAY // 2)
+    await store.retain("a", completed=1 * DAY, failed=2 * DAY)
+    await store.retain("b", completed=2 * DAY, failed=None)
+    await complete(store, "a", 5)
+    await fail(store, "a", 3)
+    clock.advance(1 * DAY)
+    await complete(store, "b", 2)
+    clock.advance(2 * DAY)  # at noon of the 4th
+    monkeypatch.setattr(archive, "purge_some", _nothing_left)
+    assert await store.purge() == 5 + 3
+    left = partitions(postgres_url)
+    assert "20260101" not in left and "20260102" in left
+    assert "20260103" not in left and "20260104" in left  # nothing is in either, and one is over
+    monkeypatch.undo()
+    assert await store.purge() == 2
+    assert "20260102" in partitions(postgres_url)
+    assert await store.purge() == 0
+    assert "20260102" not in partitions(postgres_url)
+
+
+def _nothing_left(*_: object) -> Steps[int]:
+    """In place of deleting rows."""
+    yield from ()
+    return 0
+
+
+async def test_a_day_of_which_something_is_kept_stays(store: Store, postgres_url: str, clock: ManualClock) -> None:
+    await store.retain("a", completed=1 * DAY, failed=None)
+    await complete(store, "a", 5)
+    (kept,) = await fail(store, "a")
+    await complete(store, "no retention", 1)
+    clock.advance(10 * DAY)
+    assert await store.purge() == 5
+    assert "20260101" in partitions(postgres_url)
+    assert kept in {row.id for row in await store.archived()}
+    assert await store.purge("a", older_than=0) == 1
+    assert "20260101" in partitions(postgres_url)
+    assert await store.purge(older_than=9 * DAY) == 1
+    assert "20260101" not in partitions(postgres_url)
+
+
+async def test_a_day_with_rows_in_the_default_partition_is_left_to_it(
+    postgres_url: str, connect: Connect, clock: ManualClock
+) -> None:
+    store = await connect(postgres_url)
+    ids = await complete(store, number=3)  # the real week was made, not that of the clock
+    await store.purge()
+    made = partitions(postgres_url)
+    assert "20260101" not in made and set(days(datetime(2026, 1, 2, tzinfo=UTC), 7)) <= set(made)
+    assert {row.id for row in await store.archived()} == set(ids)
+    await complete(store)
+    clock.advance(5 * DAY)
+    assert await store.purge(older_than=4 * DAY) == 4
+
+
+async def test_many_processes_make_them_at_once(postgres_url: str, connect: Connect, clock: ManualClock) -> None:
+    stores = [await connect(postgres_url) for _ in range(6)]
+    await asyncio.gather(*(store.purge() for store in stores))
+    assert set(days(datetime(2026, 1, 1, tzinfo=UTC))) <= set(partitions(postgres_url))
+
+
+async def test_a_transaction_held_open_stops_neither_purge_nor_settles(
+    store: Store, postgres_url: str, clock: ManualClock
+) -> None:
+    """Somebody reads the archive and goes to lunch: the rows go one by one, and the day the next time"""
+    await complete(store, number=50)
+    clock.advance(2 * DAY)
+    await publish(store, message(), message())
+    first, second = await claim(store, number=2)
+    with psycopg.connect(postgres_url) as lunch:
+        lunch.execute("SELECT count(*) FROM message_archive")
+        async with asyncio.timeout(10):
+            purging = asyncio.create_task(store.purge(older_than=1 * DAY))
+            assert await store.settle([Ack(first.receipt)]) == []
+            assert await purging == 50
+            assert await store.settle([Ack(second.receipt)]) == []
+    assert "20260101" in partitions(postgres_url)
+    assert await store.purge(older_than=1 * DAY) == 0
+    assert "20260101" not in partitions(postgres_url)
+
+
+async def test_an_ack_that_is_not_committed_yet_is_not_lost(
+    store: Store, postgres_url: str, clock: ManualClock
+) -> None:
+    """Settled within a transaction that ends days later: its partition waits for it"""
+    (id_,) = await publish(store, message())
+    (held,) = await claim(store, lease=100 * DAY)
+    async with await psycopg.AsyncConnection.connect(postgres_url) as late:
+        assert await store.settle([Ack(held.receipt)], within=late) == []
+        clock.advance(30 * DAY)
+        assert await store.purge() == 0
+        assert "20260101" in partitions(postgres_url)
+        await late.commit()
+    assert [row.id for row in await store.archived()] == [id_]
+
+
+async def test_a_role_that_may_not_change_tables_purges_row_by_row(
+    store: Store, postgres_url: str, connect: Connect, clock: ManualClock
+) -> None:
+    await complete(store, number=5)
+    with psycopg.connect(postgres_url) as admin:
+        admin.execute("DROP ROLE IF EXISTS humble")
+        admin.execute("CREATE ROLE humble LOGIN PASSWORD 'pie'")
+        admin.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO humble")
+    host = postgres_url.partition("@")[2]
+    humble = await connect(f"postgresql://humble:pie@{host}", migrate=False)
+    clock.advance(20 * DAY)
+    assert await humble.purge(older_than=0) == 5
+    assert "20260121" not in partitions(postgres_url)
+    await humble.close()
+    with psycopg.connect(postgres_url) as admin:
+        admin.execute("DROP OWNED BY humble")
+        admin.execute("DROP ROLE humble")
+
+
+async def test_in_a_schema_with_a_prefix(postgres_url: str, connect: Connect, clock: ManualClock) -> None:
+    store = await connect(postgres_url, schema="Mill", table_prefix="Pond_")
+    await store.purge()
+    table = '"Mill"."Pond_message_archive"'
+    with psycopg.connect(postgres_url) as raw:
+        rows = raw.execute(
+            "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = %s::regclass", [table]
+        ).fetchall()
+    assert ('"Mill"."Pond_message_archive_20260101"',) in rows
+    await complete(store, number=3)
+    clock.advance(5 * DAY)
+    assert await store.purge(older_than=1 * DAY) == 3
