@@ -46,7 +46,7 @@ async def test_a_late_settle_wins_or_is_refused(url: str, store: Store, actors: 
 
 async def test_a_fresh_claim_is_never_taken_away(url: str, store: Store, actors: Actors) -> None:
     """A reaper that waited for a row must look again: the row may have been reaped and claimed meanwhile."""
-    messages = 100 if url.startswith("sqlite") else 400
+    messages = 100 if url.startswith("sqlite") else 200
     await store.publish([Message(queue="q", payload=b"x") for _ in range(messages)])
     reapers = await actors.start_many(2, "reaper", url=url, pause=0.002)
     flaky = await actors.start_many(3, "flaky", url=url, queue="q")
