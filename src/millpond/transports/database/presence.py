@@ -136,10 +136,15 @@ async def reap_dead(engine: Engine, presence: WorkerPresence, run: Run, now: Cal
         return 0
 
     def looking(again: bool) -> Steps[Verdict]:
-        return look(d, presence.id, held, now())
+        if presence.judging is not held:
+            return Verdict()  # our own lock was lost meanwhile, or does not get through
+        return (yield from look(d, presence.id, held, now()))
 
     def releasing(worker: int, again: bool) -> Steps[tuple[int, int]]:
-        return release_held_by(d, worker)
+        # A third look, in the same transaction: this call may have waited for the network since the second one,
+        # and the living whom it had cut off as well are back.
+        verdict = yield from looking(again)
+        return (yield from release_held_by(d, worker)) if worker in verdict.dead else (1, 0)
 
     async def done_with(worker: int) -> None:
         await run(lambda again: forget(d, worker), Mode.WRITE)
@@ -151,8 +156,6 @@ async def reap_dead(engine: Engine, presence: WorkerPresence, run: Run, now: Cal
     if not first.dead:
         return 0
     await asyncio.sleep(LOOKS_APART)
-    if presence.judging is not held:
-        return 0
     second: Verdict = await run(looking, Mode.READ)
     total = 0
     for worker in first.dead & second.dead:
