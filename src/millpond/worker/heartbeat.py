@@ -23,6 +23,8 @@ from millpond.worker.attempt import Attempts
 log = logging.getLogger("millpond.worker")
 
 BEAT_EVERY = 0.5
+_BEAT_AGAIN = 0.1
+"""Seconds after a beat that did not get through: who is back first must not be taken for dead by the others."""
 _EXTEND_AT_ONCE = 1000
 _FINISH_WITHIN = 1.0
 _END_WITHIN = 6.0
@@ -46,7 +48,7 @@ class Heartbeat:
         self._presence = presence
         self._attempts = attempts
         self._loop = asyncio.get_running_loop()
-        self._beaten = True
+        self._beaten = self._extends = True
         self._extended = {a: monotonic() for a in attempts}
         self._beats = False
         self._beat_loop: asyncio.AbstractEventLoop | None = None
@@ -62,7 +64,7 @@ class Heartbeat:
             now = monotonic()
             if any(now - at > 2 * a.subscription.heartbeat_s for a, at in self._extended.items() if a.held):
                 return False
-        return self._beaten
+        return self._beaten and self._extends
 
     def start(self) -> None:
         if self._connect is None:
@@ -128,28 +130,42 @@ class Heartbeat:
                 await self._stopping.wait()
 
     async def _run(self, transport: Transport, refused: Refused) -> None:
-        pause = min([BEAT_EVERY, *(attempts.subscription.heartbeat_s / 2 for attempts in self._attempts)])
         self._beats = True
         try:
-            while True:
-                try:
-                    if self._presence is not None:
-                        self._beaten = await self._presence.beat()
-                    for attempts in self._attempts:
-                        if monotonic() - self._extended[attempts] >= attempts.subscription.heartbeat_s:
-                            await self._extend(transport, attempts, refused)
-                    self._beaten = self._beaten or self._presence is None
-                except Exception as e:
-                    if self._beaten:  # told once, not twice a second
-                        trace = None if isinstance(e, MillpondError) else e
-                        log.warning("no sign of life gets through; nothing is claimed: %s", e, exc_info=trace)
-                    self._beaten = False
-                if self._stopping.is_set():
-                    return
-                await self._pause(pause)
+            # Side by side: while an extend waits for a database that is away, the beat must not, since it is what
+            # tells others that we live when the database is back.
+            await asyncio.gather(self._beating(), self._extending(transport, refused))
         finally:
             if self._presence is not None:
                 await self._presence.leave()  # here, where its session lives
+
+    async def _beating(self) -> None:
+        while self._presence is not None:
+            try:
+                self._beaten = await self._presence.beat()
+            except Exception as e:
+                self._beaten = self._trouble(self._beaten, e)
+            if self._stopping.is_set():
+                return
+            await self._pause(BEAT_EVERY if self._beaten else _BEAT_AGAIN)
+
+    async def _extending(self, transport: Transport, refused: Refused) -> None:
+        pause = min([BEAT_EVERY, *(attempts.subscription.heartbeat_s / 2 for attempts in self._attempts)])
+        while not self._stopping.is_set():
+            try:
+                for attempts in self._attempts:
+                    if monotonic() - self._extended[attempts] >= attempts.subscription.heartbeat_s:
+                        await self._extend(transport, attempts, refused)
+                self._extends = True
+            except Exception as e:
+                self._extends = self._trouble(self._extends, e)
+            await self._pause(pause)
+
+    def _trouble(self, told: bool, error: Exception) -> bool:
+        if told:  # once, not twice a second
+            trace = None if isinstance(error, MillpondError) else error
+            log.warning("no sign of life gets through; nothing is claimed: %s", error, exc_info=trace)
+        return False
 
     async def _extend(self, transport: Transport, attempts: Attempts, refused: Refused) -> None:
         began = monotonic()

@@ -1,0 +1,252 @@
+"""Leases are lengthened while handlers run, also when they block the event loop; what is lost is told and counted."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from millpond import Capability, Delivery, GiveBack, Millpond, Retry, State
+from millpond.telemetry import Counters, LeasesLost
+from tests.worker.conftest import became, on, row, until, working
+
+LEASE = 0.6
+
+
+@pytest.mark.parametrize("kind", ["async", "sync", "blocking"])
+async def test_long_runs_keep_their_lease(make_pond: Callable[..., Millpond], kind: str) -> None:
+    """Longer than three leases, beside another worker that would take what is free.
+
+    `blocking` is an async handler that blocks the event loop: the heartbeat has a thread of its own.
+    """
+    ponds = [make_pond(), make_pond()]
+    runs: list[int] = []
+    length = 3.2 * LEASE
+
+    for pond in ponds:
+        if kind == "sync":
+
+            @pond.subscriber("q", lease=LEASE)
+            def handle(body: int, delivery: Delivery) -> None:
+                runs.append(delivery.claim.deliveries)
+                time.sleep(length)
+
+        else:
+
+            @pond.subscriber("q", lease=LEASE)
+            async def handle_async(body: int, delivery: Delivery) -> None:
+                runs.append(delivery.claim.deliveries)
+                if kind == "async":
+                    await asyncio.sleep(length)
+                else:
+                    time.sleep(length)  # noqa: ASYNC251 - what a careless handler does
+
+    first, second = ponds
+    shared = kind != "blocking"  # in one loop, the other would be blocked as well
+    transport = await first.transport
+    async with working(first):
+        if not shared and Capability.SHARED in transport.capabilities:
+            threading.Thread(target=_work_beside, args=(second,), daemon=True).start()
+        async with working(second) if shared else _nothing():
+            id_ = await first.publish("q", 1)
+            found = await became(first, id_, State.COMPLETED, within=20)
+        if not shared:
+            await until(lambda: second.worker is None)
+    assert runs == [1]
+    assert (found.deliveries, found.attempts) == (1, 1)
+
+
+class _nothing:
+    async def __aenter__(self) -> None: ...
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+def _work_beside(pond: Millpond) -> None:
+    """A worker in another thread."""
+
+    async def work() -> None:
+        run = asyncio.create_task(pond.run(signals=False))
+        await asyncio.sleep(4 * LEASE)
+        pond.stop()
+        await run
+        opening = pond._opening.pop(asyncio.get_running_loop())
+        await (await opening).close()
+
+    asyncio.run(work())
+
+
+async def test_a_lost_lease_cancels_the_handler_and_is_counted_once(
+    pond: Millpond, caplog: pytest.LogCaptureFixture
+) -> None:
+    counters, events = Counters(), []
+    pond.telemetry.subscribe(counters)
+    pond.telemetry.subscribe(events.append, LeasesLost)
+    cancelled = asyncio.Event()
+    runs = []
+
+    @pond.subscriber("q", lease=5, heartbeat=0.1)
+    async def handle(body: int, delivery: Delivery) -> None:
+        runs.append(delivery.claim.deliveries)
+        if len(runs) > 1:
+            return
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            assert delivery.lost and delivery.interrupted
+            cancelled.set()
+            raise
+
+    async with working(pond):
+        id_ = await pond.publish("q", 1)
+        await until(lambda: runs)
+        await given_back_by_another(pond)
+        async with asyncio.timeout(10):
+            await cancelled.wait()
+        found = await became(pond, id_, State.COMPLETED)
+        assert pond.worker is not None
+        assert pond.worker.lost == 1
+    assert runs == [1, 2]
+    assert (found.attempts, found.deliveries) == (1, 2)
+    assert events == [LeasesLost("q", 1)]
+    assert counters["lease lost"] == 1
+    (line,) = [r for r in caplog.records if "lost" in r.message]
+    assert (line.levelno, line.queue, line.count) == (logging.WARNING, "q", 1)  # type: ignore[attr-defined]
+
+
+async def given_back_by_another(pond: Millpond) -> None:
+    """As a reaper would that took this worker for dead."""
+    worker = pond.worker
+    assert worker is not None
+    await until(lambda: worker.running)
+    (delivery,) = worker._attempts[0].held
+    assert await (await pond.transport).settle([GiveBack(delivery.claim.receipt, delivered=True)]) == []
+
+
+@on("memory", "postgresql")
+async def test_a_handler_that_is_not_to_be_cancelled_finishes_in_vain(pond: Millpond) -> None:
+    lost, finish, runs = asyncio.Event(), asyncio.Event(), []
+
+    @pond.subscriber("q", lease=5, heartbeat=0.1, cancel_lost=False, max_workers=2)
+    async def handle(body: int, delivery: Delivery) -> None:
+        runs.append(delivery.claim.deliveries)
+        if len(runs) == 1:
+            await until(lambda: delivery.lost)
+            lost.set()
+            await finish.wait()
+            raise ValueError("this outcome is not written")
+
+    async with working(pond):
+        id_ = await pond.publish("q", 1)
+        await until(lambda: runs)
+        await given_back_by_another(pond)
+        async with asyncio.timeout(10):
+            await lost.wait()
+        found = await became(pond, id_, State.COMPLETED)
+        finish.set()
+        assert pond.worker is not None
+        await until(lambda: pond.worker.running == 0)
+        assert pond.worker.lost == 1
+    assert (found.attempts, found.error) == (1, None)
+
+
+@on("memory")
+async def test_a_batch_is_cancelled_when_all_its_leases_are_lost(pond: Millpond) -> None:
+    ended = []
+    runs = 0
+
+    @pond.subscriber("q", batch=2, max_workers=1, lease=5, heartbeat=0.05)
+    async def handle(bodies: list[int], deliveries: list[Delivery]) -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            transport = await pond.transport
+            try:
+                for delivery in deliveries:
+                    await transport.settle([GiveBack(delivery.claim.receipt, delivered=True)])
+                    await until(lambda d=delivery: d.lost)  # type: ignore[misc]
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                ended.append([d.lost for d in deliveries])
+                raise
+
+    await pond.publish_many("q", range(2))
+    await pond.run(until_idle=True, signals=False)
+    assert ended == [[True, True]]
+    assert runs == 2
+
+
+@on("memory", "postgresql")
+async def test_what_was_settled_meanwhile_is_not_taken_for_lost(pond: Millpond) -> None:
+    """An extension that comes too late because the message is done: no false alarm."""
+    done = 0
+
+    @pond.subscriber("q", lease=1, heartbeat=0.02, max_workers=50)
+    async def handle(body: int) -> None:
+        nonlocal done
+        await asyncio.sleep(0.02)
+        done += 1
+
+    await pond.publish_many("q", range(1500))
+    async with working(pond):
+        await until(lambda: done == 1500, within=30)
+        assert pond.worker is not None
+        await until(lambda: pond.worker.in_flight == 0)
+        assert pond.worker.lost == 0
+
+
+@on("postgresql")
+async def test_a_hung_handler_loses_its_lease_after_its_timeout(make_pond: Callable[..., Millpond]) -> None:
+    """A heartbeat must not keep for ever what hangs in C code and blocks the event loop with it."""
+    hung, other = make_pond(), make_pond()
+    release, got = threading.Event(), []
+
+    @hung.subscriber("q", lease=0.6, timeout=0.5)
+    async def hang(body: int) -> None:
+        release.wait(20)
+
+    @other.subscriber("q", lease=0.6)
+    async def handle(body: int, delivery: Delivery) -> None:
+        got.append(delivery.claim.deliveries)
+
+    def work() -> None:
+        async def run() -> None:
+            await hung.run(signals=False, graceful_timeout=1)
+            await (await hung._opening.pop(asyncio.get_running_loop())).close()
+
+        asyncio.run(run())
+
+    thread = threading.Thread(target=work, daemon=True)
+    id_ = await other.publish("q", 1)
+    thread.start()
+    await became(other, id_, State.PROCESSING)
+    async with working(other):
+        found = await became(other, id_, State.COMPLETED)
+        release.set()
+        worker = hung.worker
+        assert worker is not None
+        await until(lambda: worker.lost == 1 or worker.in_flight == 0)
+        hung_loop = worker._attempts[0].loop
+        hung_loop.call_soon_threadsafe(hung.stop)
+        await asyncio.to_thread(thread.join, 10)
+    assert got == [2]
+    assert (await row(other, id_)).attempts == found.attempts == 1, "the late result was refused"
+
+
+@on("memory")
+async def test_retry_after_a_lost_lease_uses_the_policy_of_its_own_delivery(pond: Millpond) -> None:
+    """The old handler's failure is not the new delivery's."""
+    runs = []
+
+    @pond.subscriber("q", lease=5, heartbeat=0.05, retry=Retry.none())
+    async def handle(body: int, delivery: Delivery) -> None:
+        runs.append(delivery.attempt)
+        if len(runs) == 1:
+            await (await pond.transport).settle([GiveBack(delivery.claim.receipt, delivered=True)])
+            await asyncio.Event().wait()
+
+    id_ = await pond.publish("q", 1)
+    await pond.run(until_idle=True, signals=False)
+    assert runs == [1, 1]
+    assert (await row(pond, id_)).state is State.COMPLETED
