@@ -205,5 +205,21 @@ def refuse_to_run(claim: Claim, *, max_crashes: int | None, max_deliveries: int 
     return None
 
 
+def sorted_out(
+    claims: list[Claim], *, max_crashes: int | None, max_deliveries: int | None
+) -> tuple[list[Claim], list[Reject]]:
+    """Which claims may run, and what becomes of the others."""
+    # Most are delivered for the first time and never expire: nothing is known against them.
+    if 0 not in (max_crashes, max_deliveries) and not any(
+        [c.deliveries > 1 or c.expires_us is not None for c in claims]
+    ):
+        return claims, []
+    runnable, refused = [], []
+    for claim in claims:
+        reject = refuse_to_run(claim, max_crashes=max_crashes, max_deliveries=max_deliveries)
+        runnable.append(claim) if reject is None else refused.append(reject)
+    return runnable, refused
+
+
 def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -16,11 +17,13 @@ from millpond.transports.database.statement import LONGEST_LIST, Query, Rows, St
 
 REAP_BATCH = 1000
 _LAST_LANE = 2 * sql.SUSPECT_LANE
-_FULL_PASS_EVERY = 1.0
+_LOOK_BELOW_EVERY = 1.0
+_QUICK = 0.005
 _ALL_LEASES_EVERY = 10.0
 _COMMIT_WITHIN_US = 5 * SECOND
 
 Floor = tuple[int, Any]
+_BY_DUE = itemgetter(9, 0)
 
 
 class Stamp(msgspec.Struct, frozen=True):
@@ -35,34 +38,49 @@ class Stamp(msgspec.Struct, frozen=True):
 class Lanes:
     """What a process remembers of one queue's lanes: hints only.
 
-    Lanes once seen, so that a probe need not step over the dead rows at their heads, and a floor in each:
-    where the last full claim ended. Late commits, give-backs and reschedules appear below any floor, so the
-    floors fall whenever a claim was not full, and at least once a second. Suspects and the others take turns in
-    going first, so that neither starves the other.
+    Lanes once seen, so that a probe need not step over the dead rows at their heads, and a floor in each: where
+    the last claim ended. Late commits, give-backs and reschedules appear below any floor, so that claims look
+    below them once a second, whenever somebody here put something there, and after a claim that was not full,
+    unless the last such look was long: then there are many dead rows, and the second is waited for.
+    Suspects and the others take turns in going first, so that neither starves the other.
     """
 
     def __init__(self) -> None:
         self.known: list[int] = []
         self.suspects_turn = True
         self._floors: dict[int, Floor] = {}
-        self._since = 0.0
+        self._fell = True
+        self._looked_at = 0.0
+        self._took = 0.0
 
-    def refresh(self) -> bool:
-        """Let the floors fall once a second; says whether this claim looks everywhere."""
-        if self._floors and monotonic() - self._since < _FULL_PASS_EVERY:
-            return False
-        self.fall()
-        return True
+    def begin(self) -> dict[int, Floor] | None:
+        """The floors that this claim looks below, or None: it need not. They count no longer, as it may end early."""
+        if self._floors and not self._fell and monotonic() - self._looked_at < _LOOK_BELOW_EVERY:
+            return None
+        self._fell = False  # what falls from now on is for the next claim
+        before, self._floors = self._floors, {}
+        return before
+
+    def looked_below(self, before: dict[int, Floor], due: Sequence[int], began: float, took: float) -> None:
+        """A probe from below the floors has ended: where nothing is due, they count again."""
+        self._looked_at, self._took = began, took
+        self._floors.update((lane, floor) for lane, floor in before.items() if lane not in due)
+
+    def look_again(self, took: float) -> bool:
+        """Whether to look below at once, after a claim that was not full and whose probe took so long."""
+        # Compared with the probe above the floors too: on a busy machine everything takes long.
+        return self._took < max(_QUICK, 5 * took)
 
     def fall(self) -> None:
-        self._floors.clear()
-        self._since = monotonic()
+        """Something may have appeared below the floors."""
+        self._fell = True
 
     def floor(self, lane: int) -> Floor | None:
         return self._floors.get(lane)
 
-    def raise_floor(self, lane: int, floor: Floor) -> None:
-        self._floors[lane] = floor
+    def claimed(self, lane: int, last: Floor, before: Floor | None) -> None:
+        """A claim in this lane ended there; `before`: a floor below which it left nothing."""
+        self._floors[lane] = max(last, before or last)
 
     def add(self, lane: int) -> None:
         if lane not in self.known:
@@ -85,8 +103,12 @@ def claim_queue(
     d: Dialect, lanes: Lanes, queue: str, limit: int, stamp: Stamp, *, suspects: bool
 ) -> Steps[list[Claim]]:
     """Up to `limit` messages of one queue, or one suspect alone."""
-    everywhere = lanes.refresh()
+    before = lanes.begin()
+    began = monotonic()
     due = yield from _due_lanes(d, lanes, queue, stamp.now)
+    took = monotonic() - began
+    if before is not None:
+        lanes.looked_below(before, due, began, took)
     suspect = [lane for lane in due if lane >= sql.SUSPECT_LANE] if suspects else []
     claims: list[Claim] = []
     if lanes.suspects_turn and (claims := (yield from _claim_suspect(d, lanes, queue, suspect, stamp))):
@@ -95,14 +117,15 @@ def claim_queue(
         if lane >= sql.SUSPECT_LANE:
             break
         wanted = limit - len(claims)
-        rows = yield from _claim_lane(d, lanes, queue, lane, wanted, stamp)
-        if len(rows) == wanted:
-            lanes.raise_floor(lane, (rows[-1].due_us, d.id_in(rows[-1].receipt.id)))
+        rows = yield from _claim_lane(d, queue, lane, wanted, stamp, lanes.floor(lane))
+        if rows:
+            last = (rows[-1].due_us, d.id_in(rows[-1].receipt.id))
+            lanes.claimed(lane, last, (before or {}).get(lane) if len(rows) < wanted else None)
         claims += rows
         lanes.suspects_turn = lanes.suspects_turn or bool(rows)
         if len(claims) == limit:
             return claims
-    if not everywhere:  # not full above the floors: what appeared below them counts now
+    if before is None and lanes.look_again(took):
         lanes.fall()
         claims += yield from claim_queue(d, lanes, queue, limit - len(claims), stamp, suspects=suspects and not claims)
     return claims or (yield from _claim_suspect(d, lanes, queue, suspect, stamp))
@@ -110,7 +133,7 @@ def claim_queue(
 
 def _claim_suspect(d: Dialect, lanes: Lanes, queue: str, due: Sequence[int], stamp: Stamp) -> Steps[list[Claim]]:
     for lane in due:
-        rows = yield from _claim_lane(d, lanes, queue, lane, 1, stamp)
+        rows = yield from _claim_lane(d, queue, lane, 1, stamp, None)
         if rows:
             lanes.suspects_turn = False
             return rows
@@ -203,8 +226,8 @@ def _due_lanes(d: Dialect, lanes: Lanes, queue: str, now: int | None) -> Steps[l
             lanes.add(lane)
 
 
-def _claim_lane(d: Dialect, lanes: Lanes, queue: str, lane: int, limit: int, stamp: Stamp) -> Steps[list[Claim]]:
-    due, id_ = lanes.floor(lane) or d.no_floor
+def _claim_lane(d: Dialect, queue: str, lane: int, limit: int, stamp: Stamp, floor: Floor | None) -> Steps[list[Claim]]:
+    due, id_ = floor or d.no_floor
     params = {
         "queue": queue,
         "lane": lane,
@@ -215,7 +238,7 @@ def _claim_lane(d: Dialect, lanes: Lanes, queue: str, lane: int, limit: int, sta
     }
     if d.fused:
         rows = yield Query(d.sql(d.fused.claim_lane), {**params, **_stamped(stamp)})
-        return _claims(d, sorted(rows, key=lambda r: (r[9], r[0])), stamp)
+        return _claims(d, sorted(rows, key=_BY_DUE), stamp)
     rows = yield Query(d.sql(sql.LOCK_LANE), params | {"lease": stamp.lease})
     return (yield from _stamp(d, rows, stamp))
 

@@ -7,6 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
+from functools import cached_property
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -118,7 +119,7 @@ class Dialect(ABC):
             statement = self._statements[text] = Statement(self.fill(self.overrides.get(text, text)))
         return statement
 
-    @property
+    @cached_property
     def channel(self) -> str:
         """Where publishers announce and workers listen: one for each set of tables, short whatever their names."""
         return f"millpond_{hashlib.sha256(f'{self.schema}.{self.prefix}'.encode()).hexdigest()[:16]}"

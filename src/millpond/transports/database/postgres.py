@@ -42,7 +42,8 @@ def _held(lock: str, rows: str = _PAIRS, more: str = "") -> str:
     """
     return (
         f"WITH held AS MATERIALIZED (SELECT l.ctid, r.id {more} FROM {rows}, LATERAL "
-        "(SELECT x.ctid FROM {message} x WHERE x.id = r.id AND x.token = r.token AND x.lease_until IS NOT NULL "
+        "(SELECT x.ctid FROM {message} x WHERE x.id = r.id AND x.token = coalesce(r.token, :token::bigint) "
+        "AND x.lease_until IS NOT NULL "
         f"FOR UPDATE {lock}) l)"
     )
 

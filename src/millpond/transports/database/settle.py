@@ -32,17 +32,10 @@ def settle(
 ) -> Steps[Settled]:
     """Write outcomes. `wait`: take locks as they come, for a caller's own transaction. `again`: an earlier
     try may have been committed, so that a row that left no trace by request counts as settled."""
-    by_key: dict[Key, tuple[Outcome, Change]] = {}
-    refused: list[Receipt] = []
+    by_key, moves, returns = _grouped(d, outcomes)
+    refused = list(dict.fromkeys(o.receipt for o in outcomes if o.receipt.token not in _TOKENS))
     locked: list[Outcome] = []
-    for outcome in outcomes:
-        receipt = outcome.receipt
-        if receipt.token in _TOKENS:
-            by_key.setdefault((d.id_in(receipt.id), receipt.token), (outcome, change(outcome)))
-        elif receipt not in refused:
-            refused.append(receipt)
     missing: list[Key] = []
-    moves, returns = _grouped(by_key)
     for c, keys in moves.items():
         missing += yield from _move(d, c, keys, now, wait)
     for rows in returns.values():
@@ -51,7 +44,8 @@ def settle(
         return Settled(refused, locked)
     live, archived = yield from _look(d, missing)
     for key in missing:
-        outcome, c = by_key[key]
+        outcome = by_key[key]
+        c = change(outcome)
         id_, own_token = key
         token, state = live.get(id_, (None, None))
         if token == own_token:
@@ -70,13 +64,21 @@ Moves = dict[Change, list[Key]]
 Returns = dict[tuple[str, int, int], list[tuple[Key, Change]]]
 
 
-def _grouped(by_key: dict[Key, tuple[Outcome, Change]]) -> tuple[Moves, Returns]:
-    """What one statement can write together."""
+def _grouped(d: Dialect, outcomes: Sequence[Outcome]) -> tuple[dict[Key, Outcome], Moves, Returns]:
+    """Outcomes by their receipts, of which the first counts, and what one statement can write together."""
+    by_key: dict[Key, Outcome] = {}
     moves: Moves = {}
     returns: Returns = {}
     last: Change | None = None
     group: list[Key] = []
-    for key, (_, c) in by_key.items():
+    id_in = d.id_in
+    for outcome in outcomes:
+        receipt = outcome.receipt
+        key = (id_in(receipt.id), receipt.token)
+        if key in by_key or key[1] not in _TOKENS:
+            continue
+        by_key[key] = outcome
+        c = change(outcome)
         if c is last:
             group.append(key)
         elif c.state in SETTLED:
@@ -84,7 +86,7 @@ def _grouped(by_key: dict[Key, tuple[Outcome, Change]]) -> tuple[Moves, Returns]
             group.append(key)
         else:
             returns.setdefault((c.state, c.attempts, c.deliveries), []).append((key, c))
-    return moves, returns
+    return by_key, moves, returns
 
 
 def extend(d: Dialect, receipts: Sequence[Receipt], lease: int, *, now: int | None) -> Steps[list[Receipt]]:
@@ -168,4 +170,8 @@ def _not_in(answer: Rows, keys: Sequence[Key]) -> list[Key]:
 
 
 def _pairs(keys: Sequence[Key]) -> dict[str, Any]:
-    return {"ids": [id_ for id_, _ in keys], "tokens": [token for _, token in keys]}
+    """Mostly all are of one claim: then its token need not travel with each id."""
+    ids = [id_ for id_, _ in keys]
+    tokens = [token for _, token in keys]
+    one = tokens[0]
+    return {"ids": ids, "tokens": [] if tokens.count(one) == len(tokens) else tokens, "token": one}

@@ -1,6 +1,6 @@
 -- Times are microseconds since 1970 in UTC. Wide columns last, so that the narrow ones need no padding.
 CREATE TABLE {message} (
-  id uuid PRIMARY KEY,
+  id uuid NOT NULL,
   created_at bigint NOT NULL,
   due_at bigint NOT NULL,
   expires_at bigint,
@@ -19,7 +19,9 @@ CREATE TABLE {message} (
   key text COLLATE "C",
   headers text,
   last_error text,
-  payload bytea NOT NULL
+  payload bytea NOT NULL,
+  -- Half empty: a claim writes each row anew, with another entry of the same id, and then no page splits.
+  PRIMARY KEY (id) WITH (fillfactor = 45)
 ) WITH (
   -- A queue's rows live for moments: vacuum often and at full speed, and analyze little, since no plan
   -- depends on its statistics.
@@ -27,7 +29,9 @@ CREATE TABLE {message} (
   autovacuum_vacuum_threshold = 5000,
   autovacuum_vacuum_cost_delay = 0,
   autovacuum_analyze_scale_factor = 0.2,
-  autovacuum_analyze_threshold = 10000
+  autovacuum_analyze_threshold = 10000,
+  -- The empty end of the table is soon filled again, and giving it back locks everybody out for a moment.
+  vacuum_truncate = off
 );
 
 -- What a claim reads, in its order. Claimed rows are not in it, however many there are.
