@@ -42,9 +42,6 @@ class Effects:
         self._mark = "?" if url.startswith("sqlite") else "%s"
         self._local = threading.local()
 
-    def create(self) -> None:
-        self.execute(TABLE)
-
     def write(self, run: Run) -> None:
         """Outside of any transaction."""
         self.execute(ROW, run)

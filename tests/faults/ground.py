@@ -18,7 +18,7 @@ from millpond.codec import CONTENT_TYPE, TEXT
 from millpond.errors import StoreError
 from servers import MariaDB, Postgres
 from tests.faults.checker import Tally, check
-from tests.faults.effects import Effects
+from tests.faults.effects import TABLE, Effects
 from tests.faults.plan import Plan
 from tests.faults.processes import SOON, Process, Processes, until
 from tests.faults.report import SEED, Line, report
@@ -96,7 +96,7 @@ class Ground:
     # --- look ---------------------------------------------------------------------------------------
 
     async def rows(self, text: str) -> list[Any]:
-        """A look past the store, and past any proxy; waits for a server that is away."""
+        """A look past the store, and past any proxy, by a connection of its own."""
 
         return await self._look(lambda: self.effects.execute(text))
 
@@ -160,14 +160,14 @@ class Ground:
     async def judge(self, scenario: str, faults: int, **more: Any) -> Tally:
         """Report, and hold to it: nothing lost, every doubled delivery told, nothing left."""
         tally = await self.tally()
-        self.report(scenario, tally, faults, **more)
+        await self.report(scenario, tally, faults, **more)
         assert tally.faultless, (self.name, tally)
         assert await self.live() == 0
         completed = await self.one("SELECT count(*) FROM message_archive WHERE state = 'COMPLETED'")
         assert completed == tally.messages - len(tally.dead)
         return tally
 
-    def report(self, scenario: str, tally: Tally, faults: int, **more: Any) -> None:
+    async def report(self, scenario: str, tally: Tally, faults: int, **more: Any) -> None:
         line = Line(
             scenario,
             self.name,
@@ -179,7 +179,7 @@ class Ground:
             tally.recovered,
             {"effects_wrong": len(tally.wrong), "dead": len(tally.dead), **more},
         )
-        server = {name: str(self.effects.execute(text)[0][0]) for name, text in _SERVER[self.name].items()}
+        server = {name: str(await self.one(text)) for name, text in _SERVER[self.name].items()}
         if self.name == "sqlite":
             server["version"] = sqlite3.sqlite_version
         report(line, server)
@@ -196,9 +196,8 @@ async def ground(name: str, url: str, folder: Path, server: Postgres | MariaDB |
     store = cast(Store, await millpond.connect(url, migrate=True))
     here = Ground(name, url, store, folder, server)
     try:
-        here.effects.create()
+        await here.rows(TABLE)
         async with here.processes:
             yield here
     finally:
-        here.effects.close()
         await store.close()

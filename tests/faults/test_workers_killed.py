@@ -113,7 +113,7 @@ async def test_messages_come_back_in_about_two_seconds(everywhere: Everywhere, l
         tally.lost = here.confirmed - {line["started"] for line in runs}
         tally.doubled = len(runs)
         tally.unflagged = {line["started"] for line in runs if line["deliveries"] != 2}
-        here.report("a killed worker's messages", tally, len(waits), back_after=f"{max(waits):.2f}s")
+        await here.report("a killed worker's messages", tally, len(waits), back_after=f"{max(waits):.2f}s")
         assert not tally.lost
         assert not tally.unflagged
         assert max(waits) < 4, waits

@@ -1,0 +1,109 @@
+"""5,000 handlers run while the database is killed and the network cut: none of their messages is delivered again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from servers import Proxy
+from tests.faults.conftest import Everywhere
+from tests.faults.ground import SERVERS, Ground
+from tests.faults.processes import Process, history, stop, until
+
+HANDLERS = 5_000
+
+
+@pytest.mark.databases(*SERVERS, own=True)
+async def test_none_is_redelivered(everywhere: Everywhere, long: bool) -> None:
+    async def scenario(here: Ground) -> None:
+        with Proxy(here.server.port) as proxy, Proxy(here.server.port) as others_proxy:
+            faults = await many_handlers(here, proxy, others_proxy, 10 if long else 1)
+        ended = {line["ended"] for line in history(here.folder / "many").read() if "ended" in line}
+        tally = await here.tally()
+        tally.lost = {number for number in here.confirmed if number.startswith("h-")} - ended
+        tally.unexpected = tally.unexpected - here.confirmed
+        again = await here.one("SELECT count(*) FROM message_archive WHERE queue = 'sleeper' AND deliveries <> 1")
+        tally.doubled = again
+        await here.report("5,000 running handlers", tally, faults)
+        assert not tally.lost
+        assert again == 0
+
+    await everywhere(scenario)
+
+
+async def many_handlers(here: Ground, proxy: Proxy, others_proxy: Proxy, rounds: int) -> int:
+    options = {"max_workers": HANDLERS, "lease": 30}
+    many = here.processes.start(here.plan("sleeper", folder="many", options=options, url=proxy.url(here.url)))
+    await here.publish("sleeper", [f"h-{n}" for n in range(HANDLERS)])
+    await until(lambda: len(started(here)) == HANDLERS, "5,000 handlers", every=0.2)
+    # Another one, who would gladly take them, and looks for the dead every second.
+    other = here.processes.start(
+        here.plan("sleeper", "plain", folder="other", options={"lease": 30}, url=others_proxy.url(here.url))
+    )
+    await here.steady(other)
+    faults = 0
+    for n in range(rounds):
+        proxy.cut()
+        await beats_again(here, many)
+        proxy.black_hole()  # the other one sees that it does not beat, for longer than a dead one would have
+        await asyncio.sleep(7)
+        proxy.resume()
+        await beats_again(here, many)
+        for each in (proxy, others_proxy):
+            each.refuse()
+            each.cut()
+        await asyncio.sleep(3)
+        for each in (proxy, others_proxy):
+            each.accept()
+        await beats_again(here, many, other)
+        await the_dead_are_found(here, n, other)
+        await asyncio.to_thread(here.server.kill)
+        await asyncio.to_thread(here.server.start)
+        await beats_again(here, many, other)
+        await the_dead_are_found(here, n + 0.5, other)
+        faults += 4
+    assert len(started(here)) == HANDLERS
+    (here.folder / "many" / "released").touch()
+    (here.folder / "other" / "released").touch()
+    await here.drained()
+    await stop(many, other)
+    return faults
+
+
+def started(here: Ground) -> list[str]:
+    return [line["started"] for line in history(here.folder / "many").read() if "started" in line]
+
+
+async def beats_again(here: Ground, *processes: Process) -> None:
+    """Wait for beats of each after this call: some, since the server may be slow to free the lock of a session that
+    was cut, so that the first beat of the next one does not get it."""
+    beats = dict(await here.rows("SELECT name, beat_at FROM message_worker"))
+    pids = {str(process.pid) for process in processes}
+
+    async def newer() -> bool:
+        rows = await here.rows("SELECT name, beat_at FROM message_worker")
+        return pids <= {name.rpartition(":")[2] for name, beat in rows if beat > beats.get(name, 0) + 1_500_000}
+
+    await until(newer, f"{here.name}: a sign of life", every=0.05)
+
+
+async def the_dead_are_found(here: Ground, n: float, other: Process) -> None:
+    """A worker is killed, and the other one gives back what it held: so it has looked, and judged the living too."""
+    plan = here.plan("plain", folder=f"doomed-{n}", options={"lease": 60}, hold=True)
+    doomed = here.processes.start(plan)
+    await until(lambda: [line for line in history(plan.folder).read() if "began" in line], "the doomed one")
+    # Both may get some: enough that the doomed one has its share.
+    await here.publish("plain", [f"d{n}-{i}" for i in range(60)])
+
+    async def holds() -> bool:
+        return bool(await here.one(f"SELECT count(*) FROM effects WHERE pid = {doomed.pid}"))
+
+    await until(holds, "the doomed one to have a message", every=0.05)
+    await beats_again(here, doomed)
+    doomed.kill()
+
+    async def found() -> bool:
+        return bool(await here.one("SELECT count(*) FROM message WHERE queue = 'plain'") == 0)
+
+    await until(found, f"{here.name}: the messages of the dead", every=0.05)
