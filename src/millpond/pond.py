@@ -67,6 +67,11 @@ class Millpond(Subscribers):
     def __repr__(self) -> str:
         return f"<Millpond {self._url}>"
 
+    @property
+    def url(self) -> Url:
+        """Where the messages are; its text shows no password."""
+        return self._url
+
     async def publish(
         self,
         queue: str,
