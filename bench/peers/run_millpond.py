@@ -3,6 +3,7 @@
 import asyncio
 
 from contest import BODY, Contest, main
+
 from millpond import Millpond
 
 

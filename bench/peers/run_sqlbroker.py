@@ -42,8 +42,14 @@ async def drain(url: str, contest: Contest) -> None:
         await broker.publish_batch(*[BODY] * min(1000, contest.count - start), queue="bench")
 
     @broker.subscriber(
-        queues=["bench"], max_workers=1, fetch_batch_size=500, max_fetch_interval=0.1, min_fetch_interval=0.001,
-        flush_interval=0.05, max_not_processed_factor=3.0, max_not_persisted_factor=5.0,
+        queues=["bench"],
+        max_workers=1,
+        fetch_batch_size=500,
+        max_fetch_interval=0.1,
+        min_fetch_interval=0.001,
+        flush_interval=0.05,
+        max_not_processed_factor=3.0,
+        max_not_persisted_factor=5.0,
     )
     async def handle(body: dict) -> None:
         contest.handled()

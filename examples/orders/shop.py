@@ -2,10 +2,11 @@
 
 import os
 
-from millpond import Millpond
 from sqlalchemy import ForeignKey, String
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from millpond import Millpond
 
 URL = os.environ.get("ORDERS_URL", "sqlite:///orders.db")
 DRIVERS = {"sqlite://": "sqlite+aiosqlite://", "postgresql://": "postgresql+asyncpg://"}

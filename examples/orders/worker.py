@@ -1,9 +1,9 @@
 """The shop's back: each order is shipped once, however often its message is delivered."""
 
 import msgspec
-from millpond import Delivery, RejectMessage, Retry
 
 from examples.orders.shop import Order, Shipment, make_tables, pond, sessions
+from millpond import Delivery, RejectMessage, Retry
 
 
 class ToShip(msgspec.Struct):

@@ -36,9 +36,9 @@ async def test_orders_are_taken_shipped_and_mailed_once(shop: ModuleType) -> Non
         async with asyncio.timeout(30):
             while not running.done():
                 stats = {s.queue: s.counts for s in await store.count()}
-                if stats["orders"]["COMPLETED"] == 3 and stats["orders"]["FAILED"] == 1:
-                    if stats["orders"]["RETRYABLE"] == 1:
-                        break
+                orders = stats["orders"]
+                if (orders["COMPLETED"], orders["FAILED"], orders["RETRYABLE"]) == (3, 1, 1):
+                    break
                 await asyncio.sleep(0.05)
         worker.pond.stop()
         await running
