@@ -105,7 +105,6 @@ class Supervisor:
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
             pause = min(pause * 2, _LONGEST_PAUSE)
-        place.code = 0 if place.process is None else place.code
 
     async def _live(self, place: Place) -> int:
         """The life of one process."""

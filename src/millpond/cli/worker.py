@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -72,7 +73,7 @@ def run(
     log_level: Annotated[LogLevel, typer.Option(help="What is logged.")] = LogLevel.INFO,
     health_port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="Answer /live and /ready on loopback; 0: any port.", show_default=False),
+        typer.Option(help="Answer /live and /ready on loopback; 0: any port.", show_default=False),
     ] = None,
     until_idle: Annotated[bool, typer.Option(help="End when nothing is due.")] = False,
     supervised: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -89,7 +90,10 @@ def run(
         raise InvalidOption("--queues names no queue")
     options = Options(target, names, grace.total_seconds(), log_format, log_level, health_port, until_idle)
     pond = load(target)
-    pond.of_queues(names)  # says at once what is wrong with them
+    if not pond.of_queues(names):  # which also says what is wrong with the names
+        raise InvalidOption(f"there is nothing to do: {target} has no subscriber")
+    if health_port is not None and not 0 <= health_port <= 65535:
+        raise InvalidOption(f"--health-port must be from 0 to 65535, not {health_port}")
     if workers == 1 or supervised is not None:
         _finish(_work(pond, options, supervised))
     else:
@@ -169,7 +173,7 @@ async def _work(pond: Millpond, options: Options, supervised: str | None) -> int
             with contextlib.suppress(MillpondError, TimeoutError):
                 async with asyncio.timeout(_EXIT_WITHIN):
                     await pond.close()
-        log.info("stopped")
+    log.info("stopped")
     return 0
 
 
@@ -232,7 +236,7 @@ async def _supervise(pond: Millpond, options: Options, workers: int) -> int:
         await stack.enter_async_context(progress.shown(lambda: supervisor.status, console))
         log.info("%d workers for %r", workers, options.target)
         code = await supervisor.run()
-        log.info("stopped")
+    log.info("stopped")
     return code
 
 
@@ -269,24 +273,37 @@ async def _health(
         log.info("health at http://%s:%d/live and /ready", health.LOOPBACK, port, extra={"port": port})
 
 
-def _finish(work: Any) -> None:
-    """Run to the end, and then end: a handler's thread that hangs does not keep the process."""
-    with asyncio.Runner() as runner:
-        try:
-            code = runner.run(work)
-        except BaseException:
-            _give_up_after(_EXIT_WITHIN, 1)
-            raise
-        _give_up_after(_EXIT_WITHIN, code)
+def _finish(work: Coroutine[Any, Any, int]) -> None:
+    """Run to the end, and then end: neither a thread of the loop's nor any other keeps the process."""
+    code, closing = 1, None
+    try:
+        with asyncio.Runner() as runner:
+            try:
+                code = runner.run(work)
+            finally:
+                closing = _give_up_in(_EXIT_WITHIN, code)
+    finally:
+        if closing is not None:
+            closing.cancel()
+        if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+            threading.Thread(target=_give_up_after_the_main_thread, args=[code], daemon=True).start()
     if code:
         raise typer.Exit(code)
 
 
-def _give_up_after(seconds: float, code: int) -> None:
-    def give_up() -> None:
-        log.error("threads run on; they are left behind")
-        os._exit(code)
-
-    timer = threading.Timer(seconds, give_up)
+def _give_up_in(seconds: float, code: int) -> threading.Timer:
+    timer = threading.Timer(seconds, _give_up, [code])
     timer.daemon = True
     timer.start()
+    return timer
+
+
+def _give_up_after_the_main_thread(code: int) -> None:
+    threading.main_thread().join()
+    time.sleep(_EXIT_WITHIN)
+    _give_up(code)
+
+
+def _give_up(code: int) -> None:
+    log.error("threads run on; they are left behind")
+    os._exit(code)

@@ -14,6 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextvars import Context, copy_context
+from types import TracebackType
 from typing import Any, Literal
 
 from millpond.clock import monotonic
@@ -36,6 +37,7 @@ from millpond.outcome import (
 )
 from millpond.retry import Retry
 from millpond.transport import Transport
+from millpond.worker import threads
 from millpond.worker.delivery import Delivery, current
 from millpond.worker.handler import Handler
 from millpond.worker.settle import Settling
@@ -49,6 +51,7 @@ _TURN = 0.002
 _HALVED = 0.1
 """Seconds in which what was done loses half its weight for the rate."""
 _RETURNED = Returned()
+_OUR_FILES = (__file__, threads.__file__)
 
 
 class RolledBack(Exception):
@@ -419,7 +422,7 @@ class Attempts:
     def _conclude(self, runner: Runner, deliveries: Sequence[Delivery], result: Result) -> None:
         if self._batch is not None and isinstance(result, Raised):
             count = len(deliveries)
-            log.error("%s failed on a batch of %d", self.subscription.name, count, exc_info=result.error)
+            log.error("%s failed on a batch of %d", self.subscription.name, count, exc_info=_trace(result.error))
         for delivery in deliveries:
             delivery.concluded = True
             if result is _RETURNED and self._ack_returned and delivery.decided is None and not delivery.lost:
@@ -473,7 +476,7 @@ class Attempts:
         elif isinstance(result.error, NackMessage | RejectMessage):
             log.info("%s: %s: %s", where, what, result.error, extra=_fields(delivery))
         else:
-            trace = result.error if self._batch is None else None  # a batch has told it once for all
+            trace = _trace(result.error) if self._batch is None else None  # a batch has told it once for all
             text = "%s failed on %s: %s"
             log.log(level, text, self.subscription.name, where, what, exc_info=trace, extra=_fields(delivery))
 
@@ -491,6 +494,14 @@ class Attempts:
 def _uncancel(runner: Runner) -> None:
     while runner.task is not None and runner.task.cancelling():
         runner.task.uncancel()
+
+
+def _trace(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
+    """An error for the log, told from the handler on: how the worker came to call it says nothing."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in _OUR_FILES:
+        trace = trace.tb_next
+    return type(error), error, trace
 
 
 def _fields(delivery: Delivery) -> dict[str, str]:

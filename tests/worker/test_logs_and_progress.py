@@ -1,0 +1,176 @@
+"""What `millpond run` shows: logs for people and for programs, and how it gets on."""
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from millpond import Millpond
+from millpond.cli import logs, progress
+from millpond.cli.progress import Status
+from tests.worker.conftest import until
+
+Configure = Callable[..., io.StringIO]
+
+
+@pytest.fixture
+def configured() -> Iterator[Configure]:
+    """Logging as the command has it; gives what is written."""
+    root, ours = logging.getLogger(), logging.getLogger("millpond")
+    before = root.handlers[:], root.level, ours.level
+
+    def configure(form: logs.Format = "text", *, terminal: bool = False, **options: Any) -> io.StringIO:
+        out = io.StringIO()
+        console = Console(file=out, force_terminal=terminal, width=200, color_system="standard" if terminal else None)
+        logs.configure(form, "info", console, **{"secrets": [], "worker": None, **options})
+        return out
+
+    yield configure
+    root.handlers[:], root.level, ours.level = before
+    logging.captureWarnings(False)
+
+
+def fail() -> None:
+    raise ValueError("no carrier for hunter22")
+
+
+def test_lines_for_people(configured: Configure) -> None:
+    out = configured(secrets=["hunter22", "x"], worker=3)
+    log = logging.getLogger("shop")
+    log.debug("not shown")
+    log.info("connected to postgresql://me:hunter22@host/x")
+    log.warning("[brackets] are no markup")
+    try:
+        fail()
+    except ValueError:
+        log.exception("failed", extra={"queue": "orders", "message_id": "0190", "correlation_id": "0190"})
+    first, second, third, *trace = out.getvalue().splitlines()
+    assert first[8:] == "  3 INFO     connected to postgresql://me:***@host/x"
+    assert second.endswith("WARNING  [brackets] are no markup")
+    assert third.endswith("ERROR    failed  [orders 0190]")
+    assert trace[-1] == "ValueError: no carrier for ***"
+    assert "hunter22" not in out.getvalue() and "\x1b" not in out.getvalue()
+
+
+def test_colours_on_a_terminal(configured: Configure) -> None:
+    out = configured(terminal=True)
+    logging.getLogger("shop").error("failed")
+    assert "\x1b[31m" in out.getvalue()
+
+
+def test_objects_for_programs(configured: Configure) -> None:
+    out = configured("json", secrets=["hunter22"])
+    log = logging.getLogger("shop")
+    log.info("line one\nline two", extra={"count": 3, "thing": object(), "secret": "it is hunter22"})
+    try:
+        fail()
+    except ValueError:
+        log.exception("failed")
+    first, second = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert (first["level"], first["logger"], first["message"]) == ("info", "shop", "line one\nline two")
+    assert (first["count"], first["secret"]) == (3, "it is ***")
+    assert first["thing"].startswith("<object")
+    assert "message_id" not in first
+    assert second["exception"].endswith("ValueError: no carrier for ***")
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+async def test_what_a_handler_logs_tells_its_message(configured: Configure, form: logs.Format) -> None:
+    pond = Millpond("memory://")
+
+    @pond.subscriber("orders")
+    async def ship(body: int) -> None:
+        await asyncio.sleep(0)
+        logging.getLogger("shop").info("shipping")
+
+    @pond.subscriber("mails")
+    def mail(body: int) -> None:
+        logging.getLogger("shop").info("mailing")
+
+    out = configured(form)
+    async with pond.testing() as test:
+        order = await pond.publish("orders", 1, headers={"correlation-id": "c-7"})
+        letter = await pond.publish("mails", 1)
+        await test.run()
+    lines = sorted(line for line in out.getvalue().splitlines() if "shipping" in line or "mailing" in line)
+    if form == "json":
+        about = {entry["message"]: entry for entry in map(json.loads, lines)}
+        assert about["shipping"]["correlation_id"] == "c-7"
+        assert about["shipping"]["message_id"] == str(order)
+        assert (about["mailing"]["queue"], about["mailing"]["message_id"]) == ("mails", str(letter))
+    else:
+        text = out.getvalue()
+        assert f"shipping  [orders {order} c-7]" in text
+        assert f"mailing  [mails {letter}]" in text, "an id is not told twice"
+
+
+async def test_a_traceback_begins_with_the_handler(configured: Configure) -> None:
+    pond = Millpond("memory://")
+
+    @pond.subscriber("a")
+    async def ship(body: int) -> None:
+        await asyncio.sleep(0)
+        fail()
+
+    @pond.subscriber("b")
+    def ship_in_a_thread(body: int) -> None:
+        fail()
+
+    out = configured()
+    async with pond.testing() as test:
+        await pond.publish("a", 1)
+        await pond.publish("b", 1)
+        await test.run()
+    text = out.getvalue()
+    assert text.count("ValueError: no carrier") == 2
+    assert "in ship\n" in text and "in ship_in_a_thread\n" in text
+    assert "attempt.py" not in text and "threads.py" not in text
+
+
+def test_a_line_of_progress() -> None:
+    status = Status(True, 1_600, {"ack": 12_000, "nack": 30, "reject": 1, "published": 5})
+    assert progress.line(status, 1234.5) == "1,234/s, 12,031 handled, 1,600 in flight, 30 retried, 1 failed"
+    assert progress.line(Status(counts={"lease lost": 2}), 0).endswith("0 failed, 2 leases lost")
+
+
+def test_workers_add_up() -> None:
+    total = Status(False, 1, {"ack": 1}) + Status(True, 2, {"ack": 2, "nack": 1})
+    assert total == Status(True, 3, {"ack": 3, "nack": 1})
+
+
+def test_a_rate_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress, "monotonic", lambda: now)
+    rate = progress.Rate()
+    seen = []
+    for total in (0, 10, 20, 30, 30, 30, 30, 30):
+        seen.append(round(rate(total)))
+        now += 1.0
+    assert seen == [0, 10, 10, 10, 7, 3, 0, 0]
+
+
+async def test_elsewhere_the_log_tells_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    counts = {"ack": 1}
+    console = Console(file=io.StringIO(), force_terminal=False)
+    with caplog.at_level(logging.INFO):
+        async with progress.shown(lambda: Status(True, 0, dict(counts)), console, every=0.01):
+            await until(lambda: len(caplog.records) == 1)
+            await asyncio.sleep(0.05)
+            assert len(caplog.records) == 1, "an idle worker is quiet"
+            counts["ack"] = 7
+            await until(lambda: len(caplog.records) == 2)
+            counts["reject"] = 1
+    assert [record.getMessage().split(", ")[1] for record in caplog.records] == ["1 handled", "7 handled", "8 handled"]
+
+
+async def test_on_a_terminal_one_line_lives() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100)
+    async with progress.shown(lambda: Status(True, 3, {"ack": 42}), console):
+        await until(lambda: "42 handled, 3 in flight" in out.getvalue())
+    assert out.getvalue().rstrip().endswith(("\x1b[2K", "\x1b[?25h")), "and leaves nothing behind"
