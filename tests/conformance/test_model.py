@@ -15,7 +15,14 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 import millpond
 from millpond import (
@@ -40,7 +47,7 @@ from tests.conformance.backends import Backend
 
 T = TypeVar("T")
 
-QUEUES = ("a", "b", "c")
+QUEUES = ("a", "b")
 NEEDED = (
     Capability.CLAIM_BY_ID
     | Capability.PRIORITY
@@ -53,11 +60,6 @@ NEEDED = (
 )
 DEDUPE_FOR = 60
 NAMESPACE = UUID(int=7)
-
-queues = st.lists(st.sampled_from(QUEUES), min_size=1, max_size=3, unique=True)
-seconds = st.sampled_from([0, 0.000001, 1, 5, 30])
-picks = st.lists(st.integers(0, 10_000), max_size=4)
-some_picks = st.lists(st.integers(0, 10_000), min_size=1, max_size=4)
 outcomes: dict[str, Callable[[Receipt, float], Outcome]] = {
     "ack": lambda receipt, _: Ack(receipt),
     "ack and drop": lambda receipt, _: Ack(receipt, keep=False),
@@ -68,6 +70,14 @@ outcomes: dict[str, Callable[[Receipt, float], Outcome]] = {
     "give back": lambda receipt, _: GiveBack(receipt),
     "interrupted": lambda receipt, _: GiveBack(receipt, delivered=True),
 }
+KINDS = sorted(outcomes)
+
+queues = st.lists(st.sampled_from(QUEUES), min_size=1, max_size=2, unique=True)
+seconds = st.sampled_from([0, 0.000001, 1, 5, 30])
+picks = st.lists(st.integers(0, 15), max_size=4)
+some_picks = st.lists(st.integers(0, 15), min_size=1, max_size=4)
+"""Which of the ids or receipts there have been, counted from the last one: the last few live most."""
+kinds = st.lists(st.sampled_from(KINDS), min_size=4, max_size=4)
 
 
 class Lives(RuleBasedStateMachine):
@@ -102,9 +112,14 @@ class Lives(RuleBasedStateMachine):
         return answers[1]  # type: ignore[no-any-return]
 
     def pick(self, numbers: list[int]) -> list[UUID]:
-        return [self.ids[n % len(self.ids)] for n in numbers] if self.ids else []
+        return [self.ids[-1 - n % len(self.ids)] for n in numbers]
 
     # --- publishing ---------------------------------------------------------------------------------------
+
+    @initialize()
+    def begin(self) -> None:
+        for queue in QUEUES:
+            self.publish(queue, 50, None, None, 4)
 
     @rule(
         queue=st.sampled_from(QUEUES),
@@ -131,7 +146,7 @@ class Lives(RuleBasedStateMachine):
         messages = [Message(queue=queue, payload=b"", id=id_, due_at=due, key=key) for id_ in self.pick(again)]
         self.both(lambda side: side.publish(messages))
 
-    @rule(queue=st.sampled_from(QUEUES), count=st.integers(1, 30), priority=st.sampled_from([0, 50]))
+    @rule(queue=st.sampled_from(QUEUES), count=st.integers(1, 6), priority=st.sampled_from([0, 50]))
     def publish_without_ids(self, queue: str, count: int, priority: int) -> None:
         """Ids made by the publisher: later than all others only if time has passed, as it has in life."""
         self.clock.advance(0.000001)
@@ -180,8 +195,7 @@ class Lives(RuleBasedStateMachine):
     # --- settling -----------------------------------------------------------------------------------------
 
     def receipts(self, numbers: list[int]) -> list[tuple[Receipt, Receipt]]:
-        """Mostly recent ones: they may still be fresh."""
-        return [self.claimed[-1 - (n % min(len(self.claimed), 1 + n % 20))] for n in numbers]
+        return [self.claimed[-1 - n % len(self.claimed)] for n in numbers]
 
     def compare_refusals(
         self, pairs: list[tuple[Receipt, Receipt]], call: Callable[[Store, list[Receipt]], Awaitable[list[Receipt]]]
@@ -192,7 +206,7 @@ class Lives(RuleBasedStateMachine):
         assert {theirs for ours, theirs in pairs if ours in expected} == set(refused)
 
     @precondition(lambda self: self.claimed)
-    @rule(which=some_picks, kinds=st.lists(st.sampled_from(sorted(outcomes)), min_size=4, max_size=4), delay=seconds)
+    @rule(which=some_picks, kinds=kinds, delay=seconds)
     def settle(self, which: list[int], kinds: list[str], delay: float) -> None:
         self.compare_refusals(
             self.receipts(which),
@@ -202,13 +216,24 @@ class Lives(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: self.claimed)
-    @rule(which=some_picks, kind=st.sampled_from(sorted(outcomes)), delay=seconds)
+    @rule(which=some_picks, kind=st.sampled_from(KINDS), delay=seconds)
     def settle_twice(self, which: list[int], kind: str, delay: float) -> None:
         for _ in range(2):
             self.compare_refusals(
                 self.receipts(which),
                 lambda side, receipts: side.settle([outcomes[kind](r, delay) for r in receipts]),
             )
+
+    @rule(queues=queues, limit=st.integers(1, 6), kinds=kinds, delay=seconds)
+    def work(self, queues: list[str], limit: int, kinds: list[str], delay: float) -> None:
+        """What workers do all day: claim, and settle what was claimed."""
+        before = len(self.claimed)
+        self.compare_claims(lambda side: side.claim(queues, limit, 10))
+        fresh = self.claimed[before:]
+        self.compare_refusals(
+            fresh,
+            lambda side, receipts: side.settle([outcomes[kinds[n % 4]](r, delay) for n, r in enumerate(receipts)]),
+        )
 
     @precondition(lambda self: self.claimed)
     @rule(which=some_picks, lease=st.sampled_from([0, 1, 10, 100]))
@@ -225,12 +250,18 @@ class Lives(RuleBasedStateMachine):
     def reap(self) -> None:
         self.both(lambda side: side.reap())
 
-    @rule(queues=queues, step=st.sampled_from([1, 10]))
-    def workers_die(self, queues: list[str], step: float) -> None:
-        """Claim, and never come back: how suspects and poison come about."""
-        for _ in range(2):
-            self.compare_claims(lambda side: side.claim(queues, 3, 1))
-            self.clock.advance(step)
+    @rule(queues=queues, limit=st.integers(1, 3), times=st.integers(1, 2), kind=st.none() | st.sampled_from(KINDS))
+    def workers_die(self, queues: list[str], limit: int, times: int, kind: str | None) -> None:
+        """Claim, and come back too late or never: how suspects, poison and zombies come about."""
+        before = len(self.claimed)
+        for _ in range(times):
+            self.compare_claims(lambda side: side.claim(queues, limit, 1))
+            self.clock.advance(1)
+        self.both(lambda side: side.reap())
+        if kind is not None:
+            self.compare_refusals(
+                self.claimed[before:], lambda side, receipts: side.settle([outcomes[kind](r, 0) for r in receipts])
+            )
 
     # --- operators ----------------------------------------------------------------------------------------
 
@@ -331,7 +362,7 @@ def able(backend: Backend) -> Backend:
 def test_lives_of_messages(able: Backend) -> None:
     """The same lives each time. One that fails is printed as it is: to shorten it takes longer than a test may."""
     phases = [Phase.explicit, Phase.generate]
-    run(able, derandomize=True, database=None, max_examples=15, stateful_step_count=30, phases=phases)
+    run(able, derandomize=True, database=None, max_examples=25, stateful_step_count=30, phases=phases)
 
 
 @pytest.mark.long
