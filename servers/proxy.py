@@ -101,6 +101,10 @@ class Proxy:
 
     async def _close_listener(self) -> None:
         if self._listener is not None:
+            # First no more, then those just accepted: asyncio would drop these without closing them.
+            for sock in self._listener.sockets:
+                self._loop.remove_reader(sock)
+            await asyncio.sleep(0.01)
             self._listener.close()
             self._listener = None
 
