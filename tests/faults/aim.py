@@ -31,8 +31,7 @@ class Aimed:
 
     async def around(self, point: str, call: Awaitable[T]) -> T:
         self.at(point)
-        if self._is_hit(point, "amid"):
-            threading.Timer(random.uniform(0, self._took), die).start()
+        self.soon(point)
         started = time.monotonic()
         result = await call
         self._took = time.monotonic() - started
@@ -40,6 +39,11 @@ class Aimed:
         if (point != "claim" or result) and self._is_hit(point, "after"):
             die()
         return result
+
+    def soon(self, point: str) -> None:
+        """Die at a moment by chance during what comes next."""
+        if self._is_hit(point, "amid"):
+            threading.Timer(random.uniform(0, self._took), die).start()
 
     def _is_hit(self, point: str, when: str) -> bool:
         if self._aim is None or (self._aim.point, self._aim.when) != (point, when):

@@ -21,6 +21,8 @@ CREATE TABLE effects (
 number VARCHAR(60) NOT NULL, place VARCHAR(10) NOT NULL, deliveries INT NOT NULL, redelivered INT NOT NULL,
 pid INT NOT NULL)
 """
+COMMIT = "COMMIT /* by the handler */"
+"""To be told from those of the worker on its way through a proxy."""
 ROW = "INSERT INTO effects (number, place, deliveries, redelivered, pid) VALUES (?, ?, ?, ?, ?)"
 
 
@@ -52,7 +54,7 @@ class Effects:
         with self._connected() as connection:
             self._execute(connection, "BEGIN IMMEDIATE" if self._mark == "?" else "BEGIN")
             yield connection
-            self._execute(connection, "COMMIT")
+            self._execute(connection, COMMIT)
 
     def write_in(self, connection: Any, run: Run) -> None:
         self._execute(connection, ROW, run)
@@ -77,12 +79,27 @@ class Effects:
         """This thread's connection; a new one after any error, which closes it and so rolls back."""
         connection = getattr(self._local, "connection", None)
         if connection is None:
-            connection = self._local.connection = _connect(self._url)
+            connection = self._local.connection = self.connect()
         try:
             yield connection
         except BaseException:
             self.close()
             raise
+
+    def connect(self) -> Any:
+        """A connection in autocommit. Each driver is imported by who needs it: processes shall start quickly."""
+        url = self._url
+        if url.startswith("sqlite"):
+            return sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None, timeout=30)
+        if url.startswith("postgres"):
+            import psycopg
+
+            return psycopg.connect(url, autocommit=True, connect_timeout=5)
+        import pymysql
+
+        at = urlsplit(url)
+        login = {"host": at.hostname, "port": at.port, "user": at.username, "password": at.password}
+        return pymysql.connect(**login, database=at.path[1:], autocommit=True, connect_timeout=5, read_timeout=30)
 
     def close(self) -> None:
         """This thread's connection."""
@@ -90,29 +107,6 @@ class Effects:
         if connection is not None:
             with contextlib.suppress(Exception):  # it may be broken already
                 connection.close()
-
-
-def _connect(url: str) -> Any:
-    """Each driver is imported by those who need it: processes shall start quickly."""
-    if url.startswith("sqlite"):
-        return sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None, timeout=30)
-    if url.startswith("postgres"):
-        import psycopg
-
-        return psycopg.connect(url, autocommit=True, connect_timeout=5)
-    import pymysql
-
-    at = urlsplit(url)
-    return pymysql.connect(
-        host=at.hostname,
-        port=at.port or 0,
-        user=at.username,
-        password=at.password or "",
-        database=at.path[1:],
-        autocommit=True,
-        connect_timeout=5,
-        read_timeout=30,
-    )
 
 
 def run_of(delivery: Delivery, number: str, place: str, pid: int) -> Run:

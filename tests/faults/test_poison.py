@@ -1,0 +1,66 @@
+"""Poison among 500 messages of one claim: it comes to dead letters by itself, for the right reason, and alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.conftest import Everywhere
+from tests.faults.ground import ALL, Ground
+
+CLAIM = 500
+OPTIONS = {
+    "fetch": CLAIM,
+    "lease": 60,
+    "timeout": 1.0,
+    "retry": {"initial": 0.05, "maximum": 0.1, "attempts": 3},
+}
+REASONS = {
+    "raise": ("retries used up", "ValueError: poison"),
+    "hang": ("retries used up", "TimeoutError: the handler ran longer than 1 s"),
+    "exit": ("max_crashes", "3 deliveries ended without a result (limit 3)"),
+}
+
+
+@pytest.mark.databases(*ALL)
+async def test_it_takes_no_neighbour_with_it(everywhere: Everywhere, long: bool) -> None:
+    async def scenario(here: Ground) -> None:
+        each = 10 if long else 1
+        poison = [f"{kind}-{n}" for kind in REASONS for n in range(each)]
+        good = [f"good-{n}" for n in range(CLAIM * each - len(poison))]
+        await publish(here, "poison", poison, good)
+        await supervised(here, "poison", {**OPTIONS, "max_workers": CLAIM})
+        await judge(here, "poison in claims of 500", poison)
+
+    await everywhere(scenario)
+
+
+@pytest.mark.databases(*ALL)
+async def test_it_takes_no_neighbour_of_its_batch_with_it(everywhere: Everywhere, long: bool) -> None:
+    async def scenario(here: Ground) -> None:
+        poison = ["exit-0"]
+        await publish(here, "poisons", poison, [f"good-{n}" for n in range(CLAIM - 1)])
+        await supervised(here, "poisons", {**OPTIONS, "batch": CLAIM, "max_workers": 1})
+        await judge(here, "poison in batches of 500", poison)
+
+    await everywhere(scenario)
+
+
+async def publish(here: Ground, queue: str, poison: list[str], good: list[str]) -> None:
+    numbers = poison + good
+    here.chance.shuffle(numbers)
+    await here.publish(queue, numbers)
+
+
+async def supervised(here: Ground, queue: str, options: dict[str, object]) -> None:
+    """A worker that is started again when it died, until all is done; and one that serves another queue."""
+    here.processes.start(here.plan("plain", folder="reaper"))
+    async with here.processes.crew(1, here.plan(queue, folder="victim", options=options)):
+        await here.drained(within=100)
+
+
+async def judge(here: Ground, scenario: str, poison: list[str]) -> None:
+    tally = await here.judge(scenario, len(poison), crashes=here.processes.restarts)
+    assert tally.dead == set(poison)
+    rows = await here.rows("SELECT payload, reason, error FROM message_archive WHERE state = 'FAILED'")
+    for payload, reason, error in rows:
+        assert (reason, error) == REASONS[bytes(payload).decode().partition("-")[0]]
