@@ -255,8 +255,11 @@ async def test_a_suspect_does_not_wait_for_ever_for_others(pond: Millpond, caplo
     await pond.publish("a", 1)
     for _ in range(2):
         await until(lambda: transport.claim(["a"], lease=0.001))
+    await transport.pause("a")  # type: ignore[attr-defined]
     async with working(pond):
         await pond.publish("b", 1)
+        await until(lambda: gate.inside == 1)
+        await transport.resume("a")  # type: ignore[attr-defined]
         await until(lambda: got)
         assert gate.inside == 1
         gate.open.set()
