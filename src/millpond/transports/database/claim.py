@@ -207,9 +207,8 @@ def next_due(d: Dialect, lanes: Lanes, queue: str, now: int | None) -> Steps[int
     """Microseconds until the next message of a queue falls due."""
     soonest = None
     for lane in lanes.known:
-        ((wait,),) = yield Query(d.sql(sql.NEXT_DUE), {"queue": queue, "lane": lane, "now": now})
-        if wait is not None and (soonest is None or wait < soonest):
-            soonest = int(wait)
+        for (wait,) in (yield Query(d.sql(sql.NEXT_DUE), {"queue": queue, "lane": lane, "now": now})):
+            soonest = int(wait) if soonest is None else min(soonest, int(wait))
     return soonest
 
 

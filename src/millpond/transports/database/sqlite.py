@@ -55,7 +55,8 @@ class SqliteDialect(Dialect):
         "claim_index": "INDEXED BY {prefix}message_claim",
         "lease_index": "INDEXED BY {prefix}message_lease",
         "held": "m.state = 'PROCESSING'",
-        "id_index": "",
+        # Of itself it would search by queue, which is one of few.
+        "id_index": "INDEXED BY sqlite_autoindex_{prefix}message_1",
         "archive_index": "INDEXED BY {prefix}message_archive_queue",
         "archive_id_index": "INDEXED BY {prefix}message_archive_id",
         "delete_a": "DELETE FROM",

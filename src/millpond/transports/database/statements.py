@@ -84,7 +84,7 @@ ORDER BY m.due_at, m.id LIMIT :limit {{locked}}
 """
 
 LOCK_IDS = f"""
-SELECT {_TO_CLAIM} FROM {{message}} m
+SELECT {_TO_CLAIM} FROM {{message}} m {{id_index}}
 WHERE m.id {{ids}} AND {{ready}} AND m.queue {{queues}} AND m.due_at <= {{now}}
 AND NOT EXISTS (SELECT 1 FROM {{queue}} q WHERE q.name = m.queue AND q.paused = 1)
 ORDER BY m.lane, m.due_at, m.id LIMIT :limit {{locked}}
@@ -219,7 +219,8 @@ FROM {archive} a WHERE a.id = :id AND a.archived_at = :archived_at
 # --- wait -----------------------------------------------------------------------------------------------
 
 # How long until the next message of a lane falls due; those that are due already are the claim's business.
+# Not min(): planned while the table is empty, it would read every row of the lane for ever after.
 NEXT_DUE = """
-SELECT min(m.due_at) - {now} FROM {message} m {claim_index}
-WHERE m.queue = :queue AND {ready} AND m.lane = :lane AND m.due_at > {now}
+SELECT m.due_at - {now} FROM {message} m {claim_index}
+WHERE m.queue = :queue AND {ready} AND m.lane = :lane AND m.due_at > {now} ORDER BY m.due_at, m.id LIMIT 1
 """

@@ -1,0 +1,69 @@
+"""The operations whose plans matter, as steps; each also on an empty table, where plans are made that stay."""
+
+from collections.abc import Sequence
+from uuid import UUID, uuid4
+
+from millpond import Ack, Claim, GiveBack, Message, Nack, Outcome, Receipt, Reject
+from millpond.message import draft
+from millpond.transports.database import claim as claiming
+from millpond.transports.database import publish as publishing
+from millpond.transports.database import settle as settling
+from millpond.transports.database.claim import Lanes, Leases, Stamp
+from millpond.transports.database.dialect import Dialect
+from millpond.transports.database.statement import Steps
+from tests.plans.readers import Reader
+from tests.plans.walls import LANE, QUEUE, URGENT
+
+STAMP = Stamp(token=7, worker=None, lease=60_000_000, now=None)
+
+
+def known_lanes() -> Lanes:
+    lanes = Lanes()
+    for lane in (URGENT, LANE):
+        lanes.add(lane)
+    return lanes
+
+
+def claim(d: Dialect, lanes: Lanes, limit: int) -> Steps[list[Claim]]:
+    return claiming.claim_queue(d, lanes, QUEUE, limit, STAMP, suspects=True)
+
+
+def claim_ids(d: Dialect, ids: Sequence[UUID]) -> Steps[list[Claim]]:
+    return claiming.claim_ids(d, [QUEUE], [d.id_in(id_) for id_ in ids], len(ids), STAMP)
+
+
+def settle(d: Dialect, outcomes: Sequence[Outcome]) -> Steps[settling.Settled]:
+    return settling.settle(d, outcomes, now=None)
+
+
+def extend(d: Dialect, receipts: Sequence[Receipt]) -> Steps[list[Receipt]]:
+    return settling.extend(d, receipts, 60_000_000, now=None)
+
+
+def reap(d: Dialect, limit: int) -> Steps[int]:
+    ids = yield from claiming.lapsed(d, Leases(), None, limit)
+    if not ids:
+        ids = [d.id_in(uuid4())]
+    return (yield from claiming.release_lapsed(d, ids, None))
+
+
+def publish(d: Dialect, ids: Sequence[UUID | None]) -> Steps[set[UUID]]:
+    drafts = [draft(Message(queue=QUEUE, payload=b"{}", id=id_)) for id_ in ids]
+    return publishing.publish(d, drafts, now=None, dedupe_for=1_000_000, own_connection=False)
+
+
+def next_due(d: Dialect) -> Steps[int | None]:
+    return claiming.next_due(d, known_lanes(), QUEUE, None)
+
+
+def everything_once(reader: Reader) -> None:
+    d = reader.dialect
+    stale = Receipt(uuid4(), 7)
+    reader.read(claim(d, known_lanes(), 10))
+    reader.read(claim_ids(d, [stale.id]))
+    for outcome in (Ack(stale), Nack(stale, error="no"), Reject(stale, error="no"), GiveBack(stale)):
+        reader.read(settle(d, [outcome]))
+    reader.read(extend(d, [stale]))
+    reader.read(reap(d, 10))
+    reader.read(next_due(d))
+    reader.read(publish(d, [uuid4(), None]))

@@ -1,0 +1,128 @@
+"""Every statement of the hot path reads rows in proportion to what it is asked for, whatever else there is."""
+
+from uuid import uuid4
+
+import pytest
+
+from millpond import Ack, Claim, GiveBack, Nack, Outcome, Receipt, Reject
+from millpond.transports.database.claim import Lanes
+from tests.plans import operations
+from tests.plans.readers import Reader
+from tests.plans.walls import DUE, LANE, LAPSED
+
+# The first test on each database waits until more than a million rows are made.
+pytestmark = pytest.mark.timeout(300)
+
+BATCH = 100
+A_FEW = 60
+"""Rows that an operation may read beside those it is about: probes, the pause of a queue, neighbours."""
+
+
+def claimed(reader: Reader, count: int = BATCH) -> list[Claim]:
+    claims, _ = reader.read(operations.claim(reader.dialect, operations.known_lanes(), count))
+    assert len(claims) == count
+    return claims
+
+
+def test_the_first_claim_steps_over_a_million_rows_in_other_queues_and_urgent_ones_of_the_future(
+    reader: Reader,
+) -> None:
+    claims, rows = reader.read(operations.claim(reader.dialect, Lanes(), BATCH))
+    assert len(claims) == BATCH
+    assert {claim.message.priority for claim in claims} == {LANE}
+    assert rows <= 4 * BATCH + A_FEW
+    assert not reader.scans()
+
+
+@pytest.mark.parametrize("batch", [1, BATCH, DUE])
+def test_a_claim_reads_rows_in_proportion_to_its_batch(reader: Reader, batch: int) -> None:
+    lanes = operations.known_lanes()
+    claims, rows = reader.read(operations.claim(reader.dialect, lanes, batch))
+    assert len(claims) == batch
+    assert rows <= 4 * batch + A_FEW
+    assert not reader.scans()
+
+
+def test_a_claim_that_begins_where_the_last_ended(reader: Reader) -> None:
+    lanes = operations.known_lanes()
+    reader.read(operations.claim(reader.dialect, lanes, BATCH))
+    claims, rows = reader.read(operations.claim(reader.dialect, lanes, BATCH))
+    assert len(claims) == BATCH
+    assert rows <= 4 * BATCH + A_FEW
+    assert not reader.scans()
+
+
+def test_a_claim_that_finds_nothing_reads_nothing(reader: Reader) -> None:
+    lanes = operations.known_lanes()
+    reader.read(operations.claim(reader.dialect, lanes, DUE))
+    claims, rows = reader.read(operations.claim(reader.dialect, lanes, BATCH))
+    assert claims == []
+    assert rows <= A_FEW + DUE  # of which the database may still step over those that were just claimed
+    assert not reader.scans()
+
+
+def test_a_claim_by_id(reader: Reader) -> None:
+    ids = [claim.receipt.id for claim in claimed(reader)]
+    reader.rollback()
+    claims, rows = reader.read(operations.claim_ids(reader.dialect, ids))
+    assert len(claims) == BATCH
+    assert rows <= 5 * BATCH + A_FEW
+    assert not reader.scans()
+
+
+@pytest.mark.parametrize("kind", ["ack", "nack", "reject", "give back"])
+def test_a_settle_reads_its_own_rows_only(reader: Reader, kind: str) -> None:
+    def outcome(receipt: Receipt) -> Outcome:
+        match kind:
+            case "ack":
+                return Ack(receipt)
+            case "nack":
+                return Nack(receipt, delay=5, error="no")
+            case "reject":
+                return Reject(receipt, error="no")
+            case _:
+                return GiveBack(receipt)
+
+    claims = claimed(reader)
+    settled, rows = reader.read(operations.settle(reader.dialect, [outcome(c.receipt) for c in claims]))
+    assert (settled.refused, settled.locked) == ([], [])
+    assert rows <= 6 * BATCH + A_FEW
+    assert not reader.scans()
+
+
+def test_a_stale_settle_looks_at_its_own_rows_only(reader: Reader) -> None:
+    stale = [Receipt(uuid4(), 7) for _ in range(BATCH)]
+    settled, rows = reader.read(operations.settle(reader.dialect, [Ack(receipt) for receipt in stale]))
+    assert settled.refused == stale
+    assert rows <= 6 * BATCH + A_FEW
+    assert not reader.scans()
+
+
+def test_an_extend_reads_its_own_rows_only(reader: Reader) -> None:
+    claims = claimed(reader)
+    refused, rows = reader.read(operations.extend(reader.dialect, [claim.receipt for claim in claims]))
+    assert refused == []
+    assert rows <= 4 * BATCH + A_FEW
+    assert not reader.scans()
+
+
+def test_a_reaper_reads_lapsed_leases_only(reader: Reader) -> None:
+    count, rows = reader.read(operations.reap(reader.dialect, 2 * LAPSED))
+    assert count == LAPSED
+    assert rows <= 5 * LAPSED + A_FEW
+    assert not reader.scans()
+
+
+def test_ids_of_callers_are_looked_up_by_their_indexes(reader: Reader) -> None:
+    ids = [uuid4() for _ in range(BATCH)]
+    new, rows = reader.read(operations.publish(reader.dialect, ids))
+    assert new == set(ids)
+    assert rows <= 8 * BATCH + A_FEW
+    assert not reader.scans()
+
+
+def test_how_long_to_wait_is_one_look_into_each_lane(reader: Reader) -> None:
+    wait, rows = reader.read(operations.next_due(reader.dialect))
+    assert wait is not None
+    assert rows <= A_FEW
+    assert not reader.scans()
