@@ -120,6 +120,19 @@ async def test_many_processes_make_them_at_once(postgres_url: str, connect: Conn
     assert set(days(datetime(2026, 1, 1, tzinfo=UTC))) <= set(partitions(postgres_url))
 
 
+async def test_several_purges_at_once_count_each_row_once(
+    postgres_url: str, connect: Connect, clock: ManualClock
+) -> None:
+    stores = [await connect(postgres_url) for _ in range(5)]
+    await stores[0].purge()
+    for _ in range(6):
+        await complete(stores[0], number=20)
+        clock.advance(1 * DAY)
+    purged = await asyncio.gather(*(store.purge(older_than=1 * DAY) for store in stores))
+    assert sum(purged) == 6 * 20
+    assert await stores[0].archived() == []
+
+
 async def test_a_transaction_held_open_stops_neither_purge_nor_settles(
     store: Store, postgres_url: str, clock: ManualClock
 ) -> None:

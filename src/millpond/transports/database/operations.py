@@ -225,10 +225,13 @@ class Operations(Running):
         """Whole partitions, where there are any; what cannot be had at once is deleted row by row."""
         d, total = self.dialect, 0
         await self._run(lambda again: partitions.make_partitions(d, self._now()), Mode.WRITE)
-        for part, size in await self._run(lambda again: partitions.purgeable(d, cutoffs, self._now()), Mode.READ):
-            if await self._run(lambda again, part=part: partitions.empty(d, part, cutoffs), Mode.WRITE):  # type: ignore[misc]
+        for part in await self._run(lambda again: partitions.gone_by(d, self._now()), Mode.READ):
+            size = await self._run(lambda again, p=part: partitions.expendable(d, p, cutoffs), Mode.WRITE)  # type: ignore[misc]
+            if size is None:
+                continue
+            if size and await self._run(lambda again, p=part: partitions.clear(d, p, cutoffs), Mode.WRITE):  # type: ignore[misc]
                 total += size
-                await self._run(lambda again, part=part: partitions.drop_if_empty(d, part), Mode.WRITE)  # type: ignore[misc]
+            await self._run(lambda again, p=part: partitions.drop_if_empty(d, p), Mode.WRITE)  # type: ignore[misc]
         return total
 
     async def _little_by_little(self, steps: Callable[[], Steps[int]]) -> int:

@@ -38,8 +38,8 @@ _TURN = "SELECT pg_try_advisory_xact_lock(hashtext('{archive}.partitions'))"
 # Settles queue behind whoever waits for a table: 50 ms at most. To attach a day, the default partition is looked
 # through; one so large that it takes longer keeps the day.
 _BRIEFLY = "SELECT set_config('lock_timeout', '50ms', true), set_config('statement_timeout', '500ms', true)"
-# Not to be had now: the lock, the time, a way out of a deadlock, the right to change tables.
-_LATER = {"55P03", "57014", "40P01", "42501"}
+# Not to be had now: the lock, the time, a way out of a deadlock, the right to change tables, the table itself.
+_LATER = {"55P03", "57014", "40P01", "42501", "42P01"}
 # The day is taken: by rows in the default partition, by another partition or table.
 _TAKEN = {"23514", "42P17", "42P07"}
 
@@ -67,7 +67,7 @@ def partitions(d: Dialect) -> Steps[list[Partition]]:
     if not d.day_partitions:
         return []
     rows = yield Query(d.sql(_RANGES), {})
-    found = [(name, _BOUNDS.fullmatch(bounds)) for name, bounds in rows]
+    found = [(name, _BOUNDS.fullmatch(bounds or "")) for name, bounds in rows]  # none: dropped meanwhile
     return [Partition(name, int(match[1]), int(match[2])) for name, match in found if match]
 
 
@@ -108,35 +108,38 @@ def _make(d: Dialect, new: Partition) -> Steps[None]:
     )
 
 
-def purgeable(d: Dialect, cutoffs: Cutoffs, now: int | None) -> Steps[list[tuple[Partition, int]]]:
-    """The days gone by of which a purge may delete everything, each with its number of rows."""
-    found = []
-    if parts := (yield from partitions(d)):
-        at = (yield Query(d.sql(sql.NOW), {"now": now}))[0][0]
-        for part in parts:
-            if part.end <= at and (yield from _expendable(d, part, cutoffs)):
-                # Counted while nobody is kept waiting.
-                found.append((part, int((yield Query(d.sql(f"SELECT count(*) FROM {part.name}"), {}))[0][0])))
-    return found
+def gone_by(d: Dialect, now: int | None) -> Steps[list[Partition]]:
+    """Those whose time is over."""
+    parts = yield from partitions(d)
+    if not parts:
+        return []
+    at = (yield Query(d.sql(sql.NOW), {"now": now}))[0][0]
+    return [part for part in parts if part.end <= at]
 
 
-def _expendable(d: Dialect, part: Partition, cutoffs: Cutoffs) -> Steps[bool]:
-    pairs = yield Query(d.sql(_PAIRS.format(part.name, part.name)), {})
-    return all(cutoffs.get((queue, State(state)), -1) >= part.end - 1 for queue, state in pairs)
+def expendable(d: Dialect, part: Partition, cutoffs: Cutoffs) -> Steps[int | None]:
+    """How many rows are in it, if a purge may delete all of them. Counted here, where nobody is kept waiting."""
+
+    def steps() -> Steps[int | None]:
+        if (yield from _kept(d, part, cutoffs)):
+            return None
+        return int((yield Query(d.sql(f"SELECT count(*) FROM {part.name}"), {}))[0][0])
+
+    return (yield from _if_free(d, _undoable(d, steps())))
 
 
-def empty(d: Dialect, part: Partition, cutoffs: Cutoffs) -> Steps[bool]:
-    """Delete everything in it if that is still allowed, in a moment that nobody is in it; says whether it was."""
+def clear(d: Dialect, part: Partition, cutoffs: Cutoffs) -> Steps[bool]:
+    """Delete everything in it if that is still allowed, in a moment that nobody is in it; says whether it did."""
 
     def steps() -> Steps[bool]:
         # Needs this partition only, where to drop it needs the whole archive.
         yield _ddl(d, f"LOCK TABLE {part.name} IN ACCESS EXCLUSIVE MODE")
-        if not (yield from _expendable(d, part, cutoffs)):
+        if (yield from _kept(d, part, cutoffs)) or not (yield from _any(d, part)):
             return False
         yield _ddl(d, f"TRUNCATE {part.name}")
         return True
 
-    return (yield from _if_free(d, steps())) or False
+    return (yield from _if_free(d, _briefly(d, steps()))) or False
 
 
 def drop_if_empty(d: Dialect, part: Partition) -> Steps[None]:
@@ -144,15 +147,28 @@ def drop_if_empty(d: Dialect, part: Partition) -> Steps[None]:
         # From the top down, as everybody locks these.
         yield _ddl(d, "LOCK TABLE ONLY {archive} IN ACCESS EXCLUSIVE MODE")
         yield _ddl(d, f"LOCK TABLE {part.name} IN ACCESS EXCLUSIVE MODE")
-        if not (yield Query(d.sql(f"SELECT 1 FROM {part.name} LIMIT 1"), {})):
+        if not (yield from _any(d, part)):
             yield _ddl(d, f"DROP TABLE {part.name}")
 
-    yield from _if_free(d, steps())
+    yield from _if_free(d, _briefly(d, steps()))
+
+
+def _kept(d: Dialect, part: Partition, cutoffs: Cutoffs) -> Steps[bool]:
+    """Whether a queue and state that has rows in it must keep some."""
+    pairs = yield Query(d.sql(_PAIRS.format(part.name, part.name)), {})
+    return any(cutoffs.get((queue, State(state)), -1) < part.end - 1 for queue, state in pairs)
+
+
+def _any(d: Dialect, part: Partition) -> Steps[bool]:
+    return bool((yield Query(d.sql(f"SELECT 1 FROM {part.name} LIMIT 1"), {})))
+
+
+# --- for a moment only ----------------------------------------------------------------------------------
 
 
 def _if_free(d: Dialect, steps: Steps[T]) -> Steps[T | None]:
     try:
-        return (yield from _briefly(d, steps))
+        return (yield from steps)
     except Exception as e:
         if _code(e) in _LATER:
             return None
@@ -160,16 +176,25 @@ def _if_free(d: Dialect, steps: Steps[T]) -> Steps[T | None]:
 
 
 def _briefly(d: Dialect, steps: Steps[T]) -> Steps[T]:
-    """Steps that wait for no lock longer than a moment; an error undoes them and leaves the transaction usable."""
-    yield _ddl(d, "SAVEPOINT briefly")
-    try:
+    """Steps that wait for no lock longer than a moment."""
+
+    def limited() -> Steps[T]:
         yield Query(d.sql(_BRIEFLY), {})
+        return (yield from steps)
+
+    return (yield from _undoable(d, limited()))
+
+
+def _undoable(d: Dialect, steps: Steps[T]) -> Steps[T]:
+    """An error undoes these steps and leaves the transaction usable."""
+    yield _ddl(d, "SAVEPOINT undoable")
+    try:
         result = yield from steps
     except Exception as e:
         if _code(e):
-            yield _ddl(d, "ROLLBACK TO SAVEPOINT briefly")
+            yield _ddl(d, "ROLLBACK TO SAVEPOINT undoable")
         raise
-    yield _ddl(d, "RELEASE SAVEPOINT briefly")
+    yield _ddl(d, "RELEASE SAVEPOINT undoable")
     return result
 
 
