@@ -43,9 +43,19 @@ def postgres_walls(postgres_server: Postgres) -> Iterator[tuple[str, str, Postgr
 
 
 @pytest.fixture(scope="session")
+def postgres_analyzed(postgres_walls: tuple[str, str, PostgresReader]) -> None:
+    with psycopg.connect(postgres_walls[0], autocommit=True) as connection:
+        connection.execute("VACUUM ANALYZE")
+
+
+@pytest.fixture(scope="session")
 def mariadb_walls(mariadb_server: MariaDB) -> Iterator[str]:
+    """With the statistics of empty tables, until somebody runs ANALYZE."""
     asyncio.run(migrated(mariadb_server.create_database("plans")))
     with mariadb_server.connect("plans") as connection, connection.cursor() as cursor:
+        for table in ("message", "message_archive"):
+            cursor.execute(f"ALTER TABLE {table} STATS_AUTO_RECALC = 0")
+            cursor.execute(f"ANALYZE TABLE {table}")
         cursor.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 0")
         for statement in walls.statements(walls.MARIADB):
             cursor.execute(statement)
@@ -63,25 +73,41 @@ def sqlite_walls(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["postgresql planned when empty", "postgresql", "mariadb", "sqlite"])
-def reader(request: pytest.FixtureRequest) -> Iterator[Reader]:
-    made = _reader(request)
+@pytest.fixture(scope="session")
+def mariadb_analyzed(mariadb_server: MariaDB, mariadb_walls: str) -> str:
+    with mariadb_server.connect(mariadb_walls) as connection, connection.cursor() as cursor:
+        cursor.execute("ANALYZE TABLE message, message_archive")
+    return mariadb_walls
+
+
+PLANNED_EMPTY, ANALYZED_EMPTY = "postgresql planned when empty", "mariadb analyzed when empty"
+
+
+@pytest.fixture(scope="session", params=[PLANNED_EMPTY, "postgresql", ANALYZED_EMPTY, "mariadb", "sqlite"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Of the session's scope, so that all tests of one kind run before the next has statistics gathered."""
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def reader(kind: str, request: pytest.FixtureRequest) -> Iterator[Reader]:
+    made = _reader(kind, request)
     yield made
     made.rollback()
-    if request.param != "postgresql planned when empty":
+    if kind != PLANNED_EMPTY:
         made.close()
 
 
-def _reader(request: pytest.FixtureRequest) -> Reader:
-    match request.param:
-        case "mariadb":
-            server: MariaDB = request.getfixturevalue("mariadb_server")
-            return MariadbReader(server.connect(request.getfixturevalue("mariadb_walls")))
-        case "sqlite":
-            return SqliteReader(str(request.getfixturevalue("sqlite_walls")))
-        case "postgresql":
-            url, settings, _ = request.getfixturevalue("postgres_walls")
-            return PostgresReader(url, settings)
-        case _:
-            early: PostgresReader = request.getfixturevalue("postgres_walls")[2]
-            return early
+def _reader(kind: str, request: pytest.FixtureRequest) -> Reader:
+    if kind == "sqlite":
+        return SqliteReader(str(request.getfixturevalue("sqlite_walls")))
+    if kind in ("mariadb", ANALYZED_EMPTY):
+        server: MariaDB = request.getfixturevalue("mariadb_server")
+        name = "mariadb_analyzed" if kind == "mariadb" else "mariadb_walls"
+        return MariadbReader(server.connect(request.getfixturevalue(name)))
+    url, settings, early = request.getfixturevalue("postgres_walls")
+    if kind == PLANNED_EMPTY:
+        return early
+    request.getfixturevalue("postgres_analyzed")
+    return PostgresReader(url, settings)

@@ -70,10 +70,10 @@ def test_a_claim_by_id(reader: Reader) -> None:
     assert not reader.scans()
 
 
-@pytest.mark.parametrize("kind", ["ack", "nack", "reject", "give back"])
-def test_a_settle_reads_its_own_rows_only(reader: Reader, kind: str) -> None:
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "give back"])
+def test_a_settle_reads_its_own_rows_only(reader: Reader, verb: str) -> None:
     def outcome(receipt: Receipt) -> Outcome:
-        match kind:
+        match verb:
             case "ack":
                 return Ack(receipt)
             case "nack":
