@@ -1,0 +1,85 @@
+"""The measurements run, in their smallest form. How fast anything is, `make bench` says, and no test."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bench.__main__ import measure
+from bench.databases import MariadbDatabase, PostgresDatabase, SqliteDatabase
+from bench.measure import Measurement, ratio, take_turns
+from bench.report import BEGIN, END, print_table, write_json, write_markdown
+from bench.scenarios import SCENARIOS, Scenario
+from bench.sizes import TINY
+from servers import MariaDB, Postgres
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+async def test_every_measurement_runs(scenario: Scenario, postgres_server: Postgres, mariadb_server: MariaDB) -> None:
+    databases = {
+        "postgres": lambda: PostgresDatabase(postgres_server),
+        "mariadb": lambda: MariadbDatabase(mariadb_server),
+        "sqlite": SqliteDatabase,
+    }
+    found = await measure([scenario], TINY, databases)
+    assert found
+    for measurement in found:
+        assert measurement.name.startswith(scenario.name)
+        assert math.isfinite(measurement.value)
+        if measurement.unit == "ratio":
+            assert measurement.low > 0
+            assert all(rate > 0 for rate in measurement.per_second.values())
+        assert "driver" in measurement.facts
+
+
+async def test_both_sides_take_turns_in_going_first() -> None:
+    order: list[str] = []
+
+    def work(name: str, seconds: float) -> object:
+        async def run() -> float:
+            order.append(name)
+            return seconds
+
+        return run
+
+    seconds = await take_turns({"ours": work("ours", 2.0), "raw": work("raw", 1.0)}, 3)  # type: ignore[dict-item]
+    assert order == ["ours", "raw", "raw", "ours", "ours", "raw"]
+    assert seconds == {"ours": [2.0] * 3, "raw": [1.0] * 3}
+
+
+def a_ratio(at_least: float | None) -> Measurement:
+    return ratio("a-drain", "drain", "raw SQL", [2.0, 2.0, 4.0], [1.0, 1.5, 1.0], 100, at_least=at_least)
+
+
+def test_the_median_of_the_rounds_counts() -> None:
+    measurement = a_ratio(0.5)
+    assert (measurement.low, measurement.value, measurement.high) == (0.25, 0.5, 0.75)
+    assert measurement.per_second == {"ours": 50.0, "theirs": 100.0}
+    assert measurement.met is True
+    assert a_ratio(0.51).met is False
+    assert a_ratio(None).met is None
+
+
+def test_what_is_reported(tmp_path: Path) -> None:
+    found = [a_ratio(0.5).with_facts({"python": "3"}), a_ratio(0.9)]
+    write_json(tmp_path / "new folder" / "bench.jsonl", found)
+    lines = [json.loads(line) for line in (tmp_path / "new folder" / "bench.jsonl").read_text().splitlines()]
+    assert [(line["name"], line["value"], line["met"]) for line in lines] == [
+        ("a-drain", 0.5, True),
+        ("a-drain", 0.5, False),
+    ]
+    assert lines[0]["facts"]["python"] == "3"
+
+    document = tmp_path / "performance.md"
+    document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    for _ in range(2):
+        write_markdown(document, found, ["a fact"])
+    text = document.read_text()
+    assert text.startswith(f"before\n{BEGIN}\n|") and text.endswith(f"{END}\nafter\n")
+    assert "old" not in text and text.count("| a-drain |") == 2 and "- a fact" in text
+
+    console = Console(record=True, width=160)
+    print_table(console, found)
+    assert "0.50" in console.export_text()
