@@ -12,9 +12,8 @@ import inspect
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context, copy_context
-from types import TracebackType
 from typing import Any, Literal
 
 from millpond.clock import monotonic
@@ -24,12 +23,9 @@ from millpond.outcome import (
     Ack,
     AckPolicy,
     GiveBack,
-    Nack,
-    NackMessage,
     Outcome,
     Raised,
     Reject,
-    RejectMessage,
     Result,
     Returned,
     decide,
@@ -37,7 +33,8 @@ from millpond.outcome import (
 )
 from millpond.retry import Retry
 from millpond.transport import Transport
-from millpond.worker import threads
+from millpond.worker import report
+from millpond.worker.context import Rest, begin
 from millpond.worker.delivery import Delivery, current
 from millpond.worker.handler import Handler
 from millpond.worker.settle import Settling
@@ -51,7 +48,6 @@ _TURN = 0.002
 _HALVED = 0.1
 """Seconds in which what was done loses half its weight for the rate."""
 _RETURNED = Returned()
-_OUR_FILES = (__file__, threads.__file__)
 
 
 class RolledBack(Exception):
@@ -119,6 +115,7 @@ class Attempts:
         self._torn_down = False
         self._lately = (0.0, monotonic())
         # Read once: they are asked for with every message.
+        self._name = subscription.name
         self._batch = subscription.batch
         self._gather = seconds(subscription.gather)
         self._ack_first = subscription.ack_policy is AckPolicy.ACK_FIRST
@@ -350,10 +347,11 @@ class Attempts:
 
     async def _attempt(self, runner: Runner) -> None:
         handler = self._handler
+        decode = self._handler.decode
         try:
             for delivery in runner.deliveries:
-                delivery.body = handler.decode(delivery.claim.message)
-        except BodyNotDecodable:
+                delivery.body = decode(delivery.claim.message)
+        except Exception:  # a decoder of the user's types may raise anything
             runner.deliveries = self._decodable(runner.deliveries)
             if not runner.deliveries:
                 return
@@ -362,19 +360,18 @@ class Attempts:
             if not runner.deliveries:
                 return
         context = copy_context()
-        first = runner.deliveries[0]
+        first: Delivery | None = runner.deliveries[0]
         arguments: Sequence[Any]
         if handler.batch:
-            arguments = handler.arguments([d.body for d in runner.deliveries], runner.deliveries)
+            arguments, first = handler.arguments([d.body for d in runner.deliveries], runner.deliveries), None
         else:
-            context.run(current.set, first)
-            arguments = (first.body,) if handler.only_body else handler.arguments(first.body, first)
+            arguments = (delivery.body,) if handler.only_body else handler.arguments(delivery.body, delivery)
         result: Result = _RETURNED
         try:
             if self._threads is None:
-                await _InContext(handler.function(*arguments), context, self._wake_next)
+                await self._in_context(handler.function(*arguments), context, first)
             else:
-                await self._in_thread(runner, self._threads, context, arguments)
+                await self._in_thread(runner, self._threads, context, first, arguments)
         except asyncio.CancelledError:
             if runner.interrupted is not None or self._torn_down:
                 raise
@@ -387,13 +384,24 @@ class Attempts:
         else:  # however it took that
             self._interrupted(runner)
 
-    async def _in_thread(self, runner: Runner, threads: Threads, context: Context, arguments: Any) -> None:
+    async def _in_context(self, coroutine: Coroutine[Any, Any, Any], context: Context, delivery: Any) -> None:
+        try:
+            future = context.run(begin, coroutine, delivery)
+        except StopIteration:
+            return
         self._wake_next()
+        await Rest(coroutine, context, future)
+
+    async def _in_thread(
+        self, runner: Runner, threads: Threads, context: Context, delivery: Delivery | None, arguments: Any
+    ) -> None:
+        self._wake_next()
+        context.run(current.set, delivery)
         runner.call = threads.call(lambda: context.run(self._handler.function, *arguments))
         value = await asyncio.shield(runner.call)
         runner.call = None
         if inspect.iscoroutine(value):  # a decorator hid that the function is async
-            await _InContext(value, context, self._wake_next)
+            await self._in_context(value, context, delivery)
 
     def _decodable(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """Those whose body is what the handler wants; each of the others fails alone."""
@@ -401,11 +409,11 @@ class Attempts:
         for delivery in deliveries:
             try:
                 delivery.body = self._handler.decode(delivery.claim.message)
-            except BodyNotDecodable as e:
-                # The reason is kept with the message; it may quote the body, which is not for logs.
-                log.warning("message %s FAILED: its body cannot be decoded", delivery.id, extra=_fields(delivery))
+            except Exception as e:
+                report.undecodable(delivery)
                 delivery.concluded = True
-                reject = Reject(delivery.claim.receipt, "undecodable body", describe(e), keep=self.keep_rejected)
+                error = str(e) if isinstance(e, BodyNotDecodable) else describe(e)
+                reject = Reject(delivery.claim.receipt, "undecodable body", error, keep=self.keep_rejected)
                 self._settling.add(delivery, reject)
             else:
                 good.append(delivery)
@@ -420,35 +428,33 @@ class Attempts:
         return [delivery for delivery, ours in zip(deliveries, written, strict=True) if ours]
 
     def _conclude(self, runner: Runner, deliveries: Sequence[Delivery], result: Result) -> None:
-        if self._batch is not None and isinstance(result, Raised):
-            count = len(deliveries)
-            log.error("%s failed on a batch of %d", self.subscription.name, count, exc_info=_trace(result.error))
+        name, trace = self._name, self._batch is None  # a batch tells its error once
+        if not trace and isinstance(result, Raised):
+            report.batch_failed(name, len(deliveries), result.error)
         for delivery in deliveries:
             delivery.concluded = True
             if result is _RETURNED and self._ack_returned and delivery.decided is None and not delivery.lost:
                 self._settling.add(delivery, Ack(delivery.claim.receipt, self.keep_acked))
             elif delivery.lost:
                 self._drop(delivery)
-                self._tell_of(delivery, result, "its lease was lost", logging.WARNING)
+                report.failed(name, delivery, result, "its lease was lost", logging.WARNING, trace=trace)
             elif delivery.decided is not None and not delivery.within:
-                self._tell_of(delivery, result, "decided before it raised", logging.ERROR)
+                report.failed(name, delivery, result, "decided before it raised", logging.ERROR, trace=trace)
             elif delivery in self.held:
                 self._settle(delivery, result, monotonic() - runner.started)
 
     def _settle(self, delivery: Delivery, result: Result, elapsed: float) -> None:
+        name, trace = self._name, self._batch is None
         if delivery.within:
-            self._tell_of(delivery, result, "raised after a decision in its transaction", logging.ERROR)
+            what = "raised after a decision in its transaction"
+            report.failed(name, delivery, result, what, logging.ERROR, trace=trace)
             if not isinstance(result, Raised):
                 result = Raised(RolledBack("the transaction with the handler's decision was not committed"))
-        outcome = self._decide(delivery, result, elapsed)
-        self._settling.add(delivery, outcome)
-        if delivery.within:
-            return
-        match outcome:
-            case Nack(delay=delay):
-                self._tell_of(delivery, result, f"again in {seconds(delay):.3g} s", logging.WARNING)
-            case Reject(reason=reason):
-                self._tell_of(delivery, result, f"FAILED: {reason}", logging.ERROR)
+            self._settling.add(delivery, self._decide(delivery, result, elapsed))
+        else:
+            outcome = self._decide(delivery, result, elapsed)
+            self._settling.add(delivery, outcome)
+            report.failed_with(name, delivery, result, outcome, trace=trace)
 
     def _decide(self, delivery: Delivery, result: Result, elapsed: float) -> Outcome:
         s = self.subscription
@@ -463,22 +469,9 @@ class Attempts:
                 keep_rejected=s.keep_rejected,
             )
         except Exception:  # an exception that cannot tell its text, or types in Retry.never that are none
-            log.exception("the retry policy cannot decide on message %s", delivery.id, extra=_fields(delivery))
+            log.exception("the retry policy cannot decide on message %s", delivery.id, extra=report.fields(delivery))
             error = RuntimeError("the retry policy failed; its error is in the worker's log")
             return decide(delivery.claim, Raised(error), retry=Retry(), keep_rejected=s.keep_rejected)
-
-    def _tell_of(self, delivery: Delivery, result: Result, what: str, level: int) -> None:
-        """One line for each failure, with what comes of it."""
-        where = f"message {delivery.id} of {delivery.queue!r}, attempt {delivery.attempt}"
-        if not isinstance(result, Raised):
-            if level == logging.ERROR and delivery.decided is None:
-                log.error("%s did not decide on %s: %s", self.subscription.name, where, what, extra=_fields(delivery))
-        elif isinstance(result.error, NackMessage | RejectMessage):
-            log.info("%s: %s: %s", where, what, result.error, extra=_fields(delivery))
-        else:
-            trace = _trace(result.error) if self._batch is None else None  # a batch has told it once for all
-            text = "%s failed on %s: %s"
-            log.log(level, text, self.subscription.name, where, what, exc_info=trace, extra=_fields(delivery))
 
     async def _watch(self) -> None:
         timeout = self.subscription.timeout_s
@@ -494,51 +487,3 @@ class Attempts:
 def _uncancel(runner: Runner) -> None:
     while runner.task is not None and runner.task.cancelling():
         runner.task.uncancel()
-
-
-def _trace(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
-    """An error for the log, told from the handler on: how the worker came to call it says nothing."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in _OUR_FILES:
-        trace = trace.tb_next
-    return type(error), error, trace
-
-
-def _fields(delivery: Delivery) -> dict[str, str]:
-    """What structured logs tell of a message. Never its body or headers, which may hold secrets."""
-    return {
-        "queue": delivery.queue,
-        "message_id": str(delivery.id),
-        "correlation_id": delivery.correlation_id,
-    }
-
-
-class _InContext:
-    """A coroutine that runs in a context of its own, without a task of its own."""
-
-    __slots__ = ("_context", "_coroutine", "_waits")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: Context, waits: Callable[[], None]) -> None:
-        self._coroutine = coroutine
-        self._context = context
-        self._waits = waits
-        """Called when the coroutine has to wait for the first time."""
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        run, send, throw = self._context.run, self._coroutine.send, self._coroutine.throw
-        try:
-            future = run(send, None)
-        except StopIteration as stop:
-            return stop.value
-        self._waits()
-        step: Callable[..., Any]
-        while True:
-            try:
-                value = yield future
-                step = send
-            except BaseException as e:
-                value, step = e, throw
-            try:
-                future = run(step, value)
-            except StopIteration as stop:
-                return stop.value

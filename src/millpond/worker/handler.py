@@ -37,18 +37,10 @@ class Handler:
         if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
             raise InvalidOption(f"{name_of(function)} yields: a handler must be a plain or an async function")
         self._fill, body = _plan(function, batch)
-        self._decode = _decoder(body)
+        self.decode: Decode = _decoder(body)
+        """The body, as annotated. Raises anything: what is wrong concerns this body alone."""
         self.only_body = self._fill == [_body]
         """The body is all that it asks for."""
-
-    def decode(self, message: Message) -> Any:
-        """The body, as annotated; raises BodyNotDecodable."""
-        try:
-            return self._decode(message)
-        except BodyNotDecodable:
-            raise
-        except Exception as e:  # a decoder of the user's types may raise anything; it concerns this body alone
-            raise BodyNotDecodable(f"{type(e).__name__}: {e}") from e
 
     def arguments(self, body: Any, delivery: Delivery | Sequence[Delivery]) -> list[Any]:
         return [fill(body, delivery) for fill in self._fill]

@@ -52,9 +52,10 @@ class Settling:
         """Take an outcome; it is written within a few milliseconds."""
         self._deliveries.append(delivery)
         self._outcomes.append(outcome)
-        if len(self._outcomes) == 1:
+        count = len(self._outcomes)
+        if count == 1:
             self._some.set()
-        if len(self._outcomes) >= self._size or self._idle():
+        if count >= self._size or self._idle():
             self._now.set()
 
     async def write(self, delivery: Delivery, outcome: Outcome) -> bool:

@@ -219,7 +219,10 @@ class Worker:
 
     def _idle(self) -> bool:
         """Whether nothing else is about to finish, so that an outcome need not wait for company."""
-        return all(attempts.running <= 1 and not attempts.unstarted for attempts in self._attempts)
+        for attempts in self._attempts:  # noqa: SIM110 - asked with every outcome, and a generator costs
+            if attempts.running > 1 or attempts.unstarted:
+                return False
+        return True
 
     def _settled(self, deliveries: Sequence[Delivery], refused: set[Receipt]) -> None:
         if len(self._attempts) == 1:
