@@ -94,7 +94,8 @@ class Effects:
         if url.startswith("postgres"):
             import psycopg
 
-            return psycopg.connect(url, autocommit=True, connect_timeout=5)
+            # Never prepared: a proxy looks for the text of a statement.
+            return psycopg.connect(url, autocommit=True, connect_timeout=5, prepare_threshold=None)
         import pymysql
 
         at = urlsplit(url)
