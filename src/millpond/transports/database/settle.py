@@ -28,10 +28,17 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 def settle(
-    d: Dialect, outcomes: Sequence[Outcome], *, now: int | None, wait: bool = False, again: bool = False
+    d: Dialect,
+    outcomes: Sequence[Outcome],
+    *,
+    now: int | None,
+    wait: bool = False,
+    again: bool = False,
+    waited: bool = False,
 ) -> Steps[Settled]:
     """Write outcomes. `wait`: take locks as they come, for a caller's own transaction. `again`: an earlier
-    try may have been committed, so that a row that left no trace by request counts as settled."""
+    try may have been committed, so that a row that left no trace by request counts as settled. `waited`: this is
+    the second try for rows that somebody changed while the first waited for them."""
     by_key, moves, returns = _grouped(d, outcomes)
     refused = list(dict.fromkeys(o.receipt for o in outcomes if o.receipt.token not in _TOKENS))
     locked: list[Outcome] = []
@@ -49,7 +56,7 @@ def settle(
         id_, own_token = key
         token, state = live.get(id_, (None, None))
         if token == own_token:
-            if state == "PROCESSING" and not wait:
+            if state == "PROCESSING" and not waited:
                 locked.append(outcome)
             elif state != c.state:
                 refused.append(outcome.receipt)
@@ -57,6 +64,10 @@ def settle(
             continue  # an earlier try of this very settle did it
         elif not (again and not c.keep and state is None):
             refused.append(outcome.receipt)
+    if wait and locked:
+        # Lengthened by a heartbeat while we waited for it. The lock on what it is now is ours.
+        settled = yield from settle(d, locked, now=now, wait=True, again=again, waited=True)
+        return Settled(refused + settled.refused, [])
     return Settled(refused, locked)
 
 
