@@ -165,7 +165,7 @@ async def test_a_second_signal_interrupts(pond: Millpond, shop: Shop) -> None:
     id_ = await pond.publish("orders", {"n": 1, "takes": 600})
     await until(shop.orders)
     process.terminate()
-    await asyncio.sleep(0.3)  # two signals at the same instant are one
+    await until(lambda: "stopping:" in shop.stderr)  # two signals at the same instant are one
     assert process.poll() is None
     process.terminate()
     assert await ended(process) == 0
@@ -205,7 +205,7 @@ async def test_two_workers_one_killed(pond: Millpond, shop: Shop) -> None:
     third = shop.workers()[2]
     assert third not in (first, second)
     process.terminate()
-    await asyncio.sleep(0.3)
+    await until(lambda: shop.stderr.count("stopping:") == 2)  # two signals at the same instant are one
     process.terminate()
     assert await ended(process) == 0, shop.stderr
     await until(lambda: not is_alive(first) and not is_alive(second) and not is_alive(third))
@@ -213,6 +213,15 @@ async def test_two_workers_one_killed(pond: Millpond, shop: Shop) -> None:
     lines = [json.loads(line) for line in shop.stderr.splitlines()]
     assert any("killed by SIGKILL" in line["message"] for line in lines)
     assert {line.get("worker") for line in lines} == {None, 1, 2}
+
+
+@on("sqlite")
+async def test_a_stop_while_workers_start(shop: Shop) -> None:
+    """Told before they could listen: they had nothing to finish, and all went as told."""
+    process = shop.start("shop:pond", "--workers", "2")
+    await until(lambda: (shop.folder / "stderr").exists() and "worker 2 started" in shop.stderr)
+    process.terminate()
+    assert await ended(process) == 0, shop.stderr
 
 
 @on("sqlite")

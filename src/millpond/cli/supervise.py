@@ -92,7 +92,11 @@ class Supervisor:
         while not self._stopping.is_set():
             began = monotonic()
             place.code = await self._live(place)
-            if self._stopping.is_set() or (self._until_idle and place.code == 0):
+            if self._stopping.is_set():
+                if place.code == -signal.SIGTERM:  # told to stop before it could listen, it had nothing to finish
+                    place.code = 0
+                return
+            if self._until_idle and place.code == 0:
                 return
             if place.code == WRONG_COMMAND:  # it would be as wrong the next time; it has said what it is
                 self._code = WRONG_COMMAND

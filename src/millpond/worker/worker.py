@@ -145,6 +145,7 @@ class Worker:
             await asyncio.wait([stopped, settle, *handlers, *claiming], return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.claiming.clear()
+            log.info("stopping: nothing more is claimed, %d messages are finished first", self.running)
             self._stop.set()
             stopped.cancel()
             for claim in claims:
