@@ -22,7 +22,9 @@ from millpond.transports.database.sqlite import open_connection
 TABLES_WITH_ROWS = """
 SELECT table_name FROM information_schema.tables
 WHERE table_schema = %s AND table_type = 'BASE TABLE' AND table_name NOT LIKE '%%migration'
+AND table_name NOT LIKE '%%archive!_%%' ESCAPE '!'
 """
+"""Partitions are emptied with their table."""
 
 
 def requires(capability: Capability) -> pytest.MarkDecorator:
@@ -67,6 +69,7 @@ class Server:
         self._admin = admin
         self._schema = schema
         self._quote = quote
+        self._migrated = False
 
     def empty(self) -> None:
         with self._admin.cursor() as cursor:
@@ -76,7 +79,8 @@ class Server:
         self._admin.commit()
 
     async def connect(self, **options: Any) -> Store:
-        return await millpond.connect(self._url, migrate=True, **options)  # type: ignore[return-value]
+        migrate, self._migrated = not self._migrated, True
+        return await millpond.connect(self._url, migrate=migrate, **options)  # type: ignore[return-value]
 
 
 def memory(request: pytest.FixtureRequest) -> Iterator[Backend]:
