@@ -68,10 +68,11 @@ def monotonic() -> float:
 
 def micros(value: Seconds, option: str) -> int:
     """A duration in microseconds; negative, endless and non-numeric ones are refused by name."""
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidOption(f"{option} must be seconds or a timedelta, not {type(value).__name__}")
+    if type(value) is not float and type(value) is not int:  # asked first: settles come by the thousand
+        if isinstance(value, timedelta):
+            value = value.total_seconds()
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidOption(f"{option} must be seconds or a timedelta, not {type(value).__name__}")
     if not 0 <= value < math.inf:  # so written, it refuses what is not a number too
         raise InvalidTime(f"{option} must be zero or more seconds, not {value}")
     if value > _LONGEST / SECOND:

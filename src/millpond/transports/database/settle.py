@@ -72,7 +72,8 @@ def settle(
 
 
 Moves = dict[Change, list[Key]]
-Returns = dict[tuple[str, int, int], list[tuple[Key, Change]]]
+Returns = dict[tuple[int, int], list[tuple[Key, Change]]]
+"""By what they add to attempts and deliveries, from which their state follows."""
 
 
 def _grouped(d: Dialect, outcomes: Sequence[Outcome]) -> tuple[dict[Key, Outcome], Moves, Returns]:
@@ -96,7 +97,7 @@ def _grouped(d: Dialect, outcomes: Sequence[Outcome]) -> tuple[dict[Key, Outcome
             last, group = c, moves.setdefault(c, [])
             group.append(key)
         else:
-            returns.setdefault((c.state, c.attempts, c.deliveries), []).append((key, c))
+            returns.setdefault((c.attempts, c.deliveries), []).append((key, c))
     return by_key, moves, returns
 
 
