@@ -21,6 +21,8 @@ class Mode(Enum):
     """All or nothing: one transaction."""
     LOOSE = auto()
     """Each step is whole in itself: one transaction, or none where the database fuses steps to statements."""
+    ONE = auto()
+    """One statement, which is a transaction of its own."""
 
 
 class Engine(Protocol):

@@ -25,7 +25,7 @@ from millpond.transports.database.login import (
     tls_context,
 )
 from millpond.transports.database.opening import open_store
-from millpond.transports.database.options import StoreOptions, parse
+from millpond.transports.database.options import IDLE_IN_TRANSACTION, StoreOptions, parse
 from millpond.transports.database.pool import Pool
 from millpond.transports.database.statement import Copy, Many, Query, Rows, Step, Steps, Style, drive_async
 from millpond.transports.database.store import DatabaseStore
@@ -156,7 +156,7 @@ class MysqlDialect(Dialect):
         return Trouble.OTHER if isinstance(error, asyncmy.errors.MySQLError) else Trouble.FOREIGN
 
 
-# Cannot connect, gone away, lost, shutdown, killed, too many connections, read-only (an old primary).
+# Cannot connect, gone away, lost, shutdown, killed, too many connections, read-only (an old primary), idle for long.
 _LOST = {
     2002,
     2003,
@@ -176,6 +176,7 @@ _LOST = {
     1290,
     1927,
     3169,
+    4031,
 }
 
 
@@ -192,7 +193,7 @@ class MysqlEngine:
 
     async def run(self, steps: Callable[[], Steps[T]], mode: Mode = Mode.WRITE) -> T:
         async with self._pool.connection() as connection:
-            if mode is Mode.READ:
+            if mode in (Mode.READ, Mode.ONE):
                 return await drive_async(steps(), self._executor(connection))
             return await self._transaction(connection, steps)
 
@@ -307,7 +308,9 @@ async def _connect(url: Url, database: str, options: StoreOptions, tls: ssl.SSLC
     async with connection.cursor() as cursor:
         # Without gap locks publishers and claimers do not meet.
         await cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        await cursor.execute(f"SET innodb_lock_wait_timeout = {lock_wait}, sql_mode = 'STRICT_ALL_TABLES'")
+        # A process that stands still in the middle of a transaction must not keep its locks. MySQL has no such limit.
+        idle = f"/*M! , idle_transaction_timeout = {IDLE_IN_TRANSACTION} */"
+        await cursor.execute(f"SET innodb_lock_wait_timeout = {lock_wait}, sql_mode = 'STRICT_ALL_TABLES' {idle}")
     return connection
 
 

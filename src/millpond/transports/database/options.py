@@ -13,6 +13,8 @@ from millpond.errors import InvalidOption
 from millpond.message import BODY_LIMIT
 
 TRANSACTION_LIMIT = 1 << 30
+IDLE_IN_TRANSACTION = 5
+"""Seconds that a transaction of ours may wait for us before the server ends it: its locks are in others' way."""
 
 
 class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):

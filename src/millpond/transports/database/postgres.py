@@ -19,7 +19,7 @@ from millpond.transports.database.dialect import Dialect, Fused, Trouble
 from millpond.transports.database.engine import Engine, Mode
 from millpond.transports.database.login import call_timeout, check_parameters, connect_timeout, is_untrusted
 from millpond.transports.database.opening import open_store
-from millpond.transports.database.options import StoreOptions, parse
+from millpond.transports.database.options import IDLE_IN_TRANSACTION, StoreOptions, parse
 from millpond.transports.database.outbox import known_as
 from millpond.transports.database.statement import Copy, Many, Query, Rows, Step, Steps, Style, drive_async
 from millpond.transports.database.store import DatabaseStore
@@ -216,8 +216,9 @@ class PostgresDialect(Dialect):
 # Serialization, deadlock, lock wait; and a key that is taken: an earlier try of the same publish was cut off
 # before its commit, which came after we had looked. The next try sees it.
 _BUSY = {"40001", "40P01", "55P03", "23505"}
-# Shutdown, crash, cannot connect now, too many connections, read-only (an old primary after a failover).
-_LOST = {"57P01", "57P02", "57P03", "53300", "25006"}
+# Shutdown, crash, cannot connect now, too many connections, read-only (an old primary after a failover), idle in
+# a transaction for too long.
+_LOST = {"57P01", "57P02", "57P03", "53300", "25006", "25P03"}
 
 
 _LISTEN_AGAIN = 0.5
@@ -340,6 +341,8 @@ async def connect(url: Url, **given: Any) -> DatabaseStore:
     options = parse(given)
     words = dialect(options)
     settings = {
+        # A process that stands still in the middle of a transaction must not keep its locks.
+        "idle_in_transaction_session_timeout": f"{IDLE_IN_TRANSACTION}s",
         "lock_timeout": f"{max(1, micros(options.busy_timeout, 'busy_timeout') // 1000)}ms",
         # Our statements take one plan however many rows there are; a plan made while a table is empty must
         # not be a sequential scan that is kept.

@@ -78,7 +78,8 @@ def _enter(
 
 def is_one_statement(d: Dialect, drafts: Sequence[Draft]) -> bool:
     """Whether publishing these takes one statement, and so no transaction around it."""
-    return d.fused is not None and len(drafts) < COPY_FROM and not any(draft.given for draft in drafts)
+    few = len(drafts) < COPY_FROM if d.fused else len(drafts) == 1
+    return few and not any(draft.given for draft in drafts)
 
 
 def _insert(d: Dialect, drafts: Sequence[Draft], now: int | None, own_connection: bool, announce: bool) -> Steps[None]:
@@ -89,6 +90,9 @@ def _insert(d: Dialect, drafts: Sequence[Draft], now: int | None, own_connection
             yield Query(d.sql(fused.insert_and_announce), params | {"channel": d.channel})
         else:
             yield Query(d.sql(fused.insert), params)
+        return
+    if fused is None and len(drafts) == 1:
+        yield Query(d.sql(sql.INSERT_ONE), _row(d, drafts[0], now))
         return
     at = (yield Query(d.sql(sql.NOW), {"now": now}))[0][0]
     state, id_in = State.PENDING.value, d.id_in
@@ -115,6 +119,22 @@ def _insert(d: Dialect, drafts: Sequence[Draft], now: int | None, own_connection
             yield Query(d.sql(fused.announce), {"channel": d.channel, "queues": queues})
     else:
         yield Many(d.sql(sql.INSERT), sql.MESSAGE_COLUMNS, records)
+
+
+def _row(d: Dialect, draft: Draft, now: int | None) -> dict[str, Any]:
+    return {
+        "now": now,
+        "id": d.id_in(draft.id),
+        "queue": draft.queue,
+        "key": draft.key,
+        "priority": draft.priority,
+        "delay": draft.delay_us,
+        "due": draft.due_us,
+        "lifetime": draft.expires_after_us,
+        "expires": draft.expires_us,
+        "headers": draft.headers,
+        "payload": draft.payload,
+    }
 
 
 def _columns(d: Dialect, drafts: Sequence[Draft], now: int | None) -> dict[str, Any]:

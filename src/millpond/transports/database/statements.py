@@ -38,6 +38,13 @@ INSERT INTO {message} (id, queue, {key}, priority, lane, due_at, expires_at, sta
 VALUES (:id, :queue, :key, :priority, :lane, :due_at, :expires_at, :state, :headers, :payload, :created_at)
 """
 
+# One message alone: the statement asks the clock itself, and needs no transaction around it.
+INSERT_ONE = """
+INSERT INTO {message} (id, queue, {key}, priority, lane, due_at, expires_at, state, headers, payload, created_at)
+VALUES (:id, :queue, :key, :priority, :priority, coalesce(:due, {now} + :delay), coalesce(:expires, {now} + :lifetime),
+'PENDING', :headers, :payload, {now})
+"""
+
 FORGET_EXPIRED_IDS = "DELETE FROM {dedupe} WHERE id {ids} AND expires_at <= {now}"
 
 # Whoever inserts the row owns the id; the others find a row that is not theirs. A conflict is no error, so

@@ -79,7 +79,7 @@ class DatabaseStore(Operations):
         if within is not None:
             new = await self._within(within, self._publishing(drafts, own_connection=False))
         elif drafts:
-            mode = Mode.LOOSE if publishing.is_one_statement(self.dialect, drafts) else Mode.WRITE
+            mode = Mode.ONE if publishing.is_one_statement(self.dialect, drafts) else Mode.WRITE
             publisher = secrets.randbits(62)
             new = await self._run(
                 lambda again: self._publishing(
