@@ -33,6 +33,8 @@ class MariaDB(Server):
             "port": str(self.port),
             "socket": str(self.folder / "socket"),
             "pid-file": str(self.folder / "pid"),
+            # Of its own: a server that starts removes what it takes for leftovers, also those of a neighbour.
+            "tmpdir": str(self.folder),
             "max-connections": str(max_connections),
             "innodb-buffer-pool-size": "128M",
             "innodb-log-file-size": "64M",
