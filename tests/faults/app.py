@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import logging
 import os
 import signal
 import time
@@ -74,7 +73,7 @@ async def poison(kind: str, delivery: Delivery) -> None:
             await asyncio.sleep(3600)
         case "exit":
             os._exit(1)
-        case "stick":  # as in C code: nothing else runs in this event loop any more
+        case "stick" if not delivery.redelivered:  # as in C code: nothing else runs in this event loop any more
             time.sleep(3600)  # noqa: ASYNC251
 
 
@@ -136,15 +135,3 @@ def remember(event: Event) -> None:
             history.write(reaped=count)
         case Reconnected(after=after):
             history.write(reconnected=after)
-
-
-async def main() -> None:
-    try:
-        await pond.run(**plan.run)
-    finally:
-        await pond.close()
-
-
-if __name__ == "__main__":
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level=logging.INFO)
-    asyncio.run(main())

@@ -31,7 +31,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     effects_url: str | None = None
     """Where effects are written, if not by way of `url`."""
     connect: dict[str, Any] = {}
-    run: dict[str, Any] = {}
     hold: bool = False
     """Handlers wait for a word, between their first effect and their end."""
     aim: Aim | None = None

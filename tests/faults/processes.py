@@ -18,6 +18,7 @@ from tests.faults.history import History
 from tests.faults.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
+WORKER = ("millpond", "run", "tests.faults.app:pond")
 SOON = 60.0
 """Nothing that a short test waits for takes longer, however busy the machine."""
 
@@ -90,9 +91,9 @@ class Processes:
             process.kill()
 
     def start(self, plan: Plan, *command: str) -> Process:
-        """A process with this plan; by default the worker alone, without a supervisor."""
+        """A process with this plan; by default a worker alone, without a supervisor."""
         with (self.folder / f"log-{len(self.all)}").open("wb") as log:
-            process = Process(plan, [sys.executable, "-m", *(command or ("tests.faults.app",))], log)
+            process = Process(plan, [sys.executable, "-m", *(command or WORKER)], log)
         self.all.append(process)
         return process
 

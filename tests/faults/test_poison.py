@@ -6,6 +6,7 @@ import pytest
 
 from tests.faults.conftest import Everywhere
 from tests.faults.ground import ALL, Ground
+from tests.faults.processes import WORKER, history, stop
 
 CLAIM = 500
 OPTIONS = {
@@ -52,10 +53,12 @@ async def publish(here: Ground, queue: str, poison: list[str], good: list[str]) 
 
 
 async def supervised(here: Ground, queue: str, options: dict[str, object]) -> None:
-    """A worker that is started again when it died, until all is done; and one that serves another queue."""
-    here.processes.start(here.plan("plain", folder="reaper"))
-    async with here.processes.crew(1, here.plan(queue, folder="victim", options=options)):
-        await here.drained(within=100)
+    """Workers that are started again when they die, until all is done."""
+    plan = here.plan(queue, folder="victims", options=options)
+    command = here.processes.start(plan, *WORKER, "--workers", "2")
+    await here.drained(within=100)
+    await stop(command)
+    here.processes.restarts = sum("began" in line for line in history(plan.folder).read()) - 2
 
 
 async def judge(here: Ground, scenario: str, poison: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
@@ -28,7 +29,11 @@ async def test_stopped_past_the_lease(everywhere: Everywhere, long: bool) -> Non
             for queue in ("plain", "exact"):
                 await here.publish(queue, [f"{queue}{n}-{i}" for i in range(each)])
             held = await here.live()
-            await until(lambda: runs_of(here, late, held), "the handlers of the late worker", every=0.05)  # noqa: B023
+
+            async def all_run() -> bool:
+                return len(await runs_of(here, late)) == held  # noqa: B023
+
+            await until(all_run, "the handlers of the late worker", every=0.05)
             await here.stand_still(late)
             other = here.processes.start(here.plan("plain", "exact", folder=f"other-{n}", options=options))
             await here.drained()
@@ -46,6 +51,31 @@ async def test_stopped_past_the_lease(everywhere: Everywhere, long: bool) -> Non
     await everywhere(scenario)
 
 
-async def runs_of(here: Ground, process: Process, count: int) -> bool:
-    runs = await here.rows(f"SELECT count(*) FROM effects WHERE place = '{OUTSIDE}' AND pid = {process.pid}")
-    return bool(runs[0][0] == count)
+@pytest.mark.databases(*ALL)
+async def test_stuck_in_a_handler(everywhere: Everywhere) -> None:
+    """A handler that blocks its whole process, as C code may: others get its message, and those beside it."""
+
+    async def scenario(here: Ground) -> None:
+        options = {"max_workers": 4, "lease": LEASE, "timeout": 1.0}
+        plan = here.plan("poison", folder="stuck", options=options)
+        await here.publish("poison", ["stick-0", *(f"good-{n}" for n in range(20))])
+        stuck = here.processes.start(plan)
+
+        async def sticks() -> bool:
+            return "stick-0" in await runs_of(here, stuck)
+
+        await until(sticks, "the stuck handler", every=0.05)
+        other = here.processes.start(here.plan("poison", folder="other", options=options))
+        await other.began()
+        began = time.monotonic()
+        await here.drained()
+        stuck.kill()
+        await stop(other)
+        await here.judge("worker stuck in a handler", 1, done_after=f"{time.monotonic() - began:.1f}s")
+
+    await everywhere(scenario)
+
+
+async def runs_of(here: Ground, process: Process) -> list[str]:
+    rows = await here.rows(f"SELECT number FROM effects WHERE place = '{OUTSIDE}' AND pid = {process.pid}")
+    return [number for (number,) in rows]

@@ -45,6 +45,7 @@ log = logging.getLogger("millpond.worker")
 
 _TURN = 0.002
 """Seconds after which a runner lets the event loop do something else."""
+_WATCH_EVERY = 1.0
 _HALVED = 0.1
 """Seconds in which what was done loses half its weight for the rate."""
 _RETURNED = Returned()
@@ -113,6 +114,8 @@ class Attempts:
         self._threads = None if self._handler.is_async else Threads(f"millpond-{subscription.name}")
         self._stopping = False
         self._torn_down = False
+        self._watched = monotonic()
+        """When the event loop last came round to look for handlers that take too long."""
         self._lately = (0.0, monotonic())
         # Read once: they are asked for with every message.
         self._name = subscription.name
@@ -172,12 +175,15 @@ class Attempts:
     def to_extend(self) -> list[Receipt]:
         """Receipts whose lease shall be lengthened: all that is held, less what has run for too long.
 
-        Asked from the heartbeat's thread.
+        Asked from the heartbeat's thread. Nothing, when a handler blocks the event loop for too long: what waits
+        to be started or settled here would wait for ever.
         """
         timeout = self.subscription.timeout_s
         hung: set[Delivery] = set()
         if timeout is not None:
             limit = monotonic() - timeout
+            if timeout and not self._torn_down and self._watched < limit - _WATCH_EVERY:
+                return []
             for runner in self._runners:
                 deliveries, started = runner.deliveries, runner.started
                 if deliveries and started < limit:
@@ -477,8 +483,9 @@ class Attempts:
         timeout = self.subscription.timeout_s
         assert timeout is not None
         while True:
-            await asyncio.sleep(min(1.0, max(timeout / 10, 0.01)))
-            limit = monotonic() - timeout
+            await asyncio.sleep(min(_WATCH_EVERY, max(timeout / 10, 0.01)))
+            self._watched = monotonic()
+            limit = self._watched - timeout
             for runner in self._runners:
                 if runner.deliveries and runner.started < limit:
                     runner.interrupt("timeout")
