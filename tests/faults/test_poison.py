@@ -36,12 +36,13 @@ async def test_it_takes_no_neighbour_with_it(everywhere: Everywhere, long: bool)
 
 
 @pytest.mark.databases(*ALL)
-async def test_it_takes_no_neighbour_of_its_batch_with_it(everywhere: Everywhere, long: bool) -> None:
+@pytest.mark.parametrize("kinds", [["exit"], ["hang", "raise"]], ids=["exit", "hang and raise"])
+async def test_it_takes_no_neighbour_of_its_batch_with_it(everywhere: Everywhere, kinds: list[str]) -> None:
     async def scenario(here: Ground) -> None:
-        poison = ["exit-0"]
-        await publish(here, "poisons", poison, [f"good-{n}" for n in range(CLAIM - 1)])
+        poison = [f"{kind}-0" for kind in kinds]
+        await publish(here, "poisons", poison, [f"good-{n}" for n in range(CLAIM - len(poison))])
         await supervised(here, "poisons", {**OPTIONS, "batch": CLAIM, "max_workers": 1})
-        await judge(here, "poison in batches of 500", poison)
+        await judge(here, f"poison in batches ({', '.join(kinds)})", poison)
 
     await everywhere(scenario)
 

@@ -295,7 +295,7 @@ class Attempts:
             else:
                 if self._gather and len(ready) < self._batch:
                     await self._gathered(self._batch)
-                runner.deliveries = tuple(ready.popleft() for _ in range(min(self._batch, len(ready))))
+                runner.deliveries = self._next_batch(self._batch)
                 if not runner.deliveries:
                     continue
             count = len(runner.deliveries)
@@ -313,6 +313,20 @@ class Attempts:
                 runner.deliveries = ()
             if runner.interrupted is not None:
                 await self._recover(runner)
+
+    def _next_batch(self, most: int) -> tuple[Delivery, ...]:
+        """The next ones to run together. What failed before runs alone: poison fails its neighbours once, not until
+        their retries are used up."""
+        ready = self._ready
+        batch: list[Delivery] = []
+        while ready and len(batch) < most:
+            failed_before = ready[0].claim.attempts > 0
+            if failed_before and batch:
+                break
+            batch.append(ready.popleft())
+            if failed_before:
+                break
+        return tuple(batch)
 
     async def _gathered(self, most: int) -> None:
         """Wait until a whole batch is there, or the time to gather it is over."""
