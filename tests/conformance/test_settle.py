@@ -57,6 +57,36 @@ async def test_reject_never_comes_again(transport: Store, clock: ManualClock) ->
     assert await transport.claim(["q"]) == []
 
 
+@requires(Capability.ARCHIVE)
+async def test_rejects_keep_each_its_own_reason_and_error(transport: Store) -> None:
+    await transport.publish([message(b"%d" % n) for n in range(6)])
+    claims = await transport.claim(["q"], limit=6)
+    ids = [claim.receipt.id for claim in claims]
+    assert await transport.settle([Nack(claims[5].receipt, error="earlier")]) == []
+    (again,) = await transport.claim(["q"])
+    stale = Receipt(uuid4(), 7)
+    outcomes = [
+        Reject(claims[0].receipt, reason="one", error='it\'s "1" \N{WATER WAVE}'),
+        Reject(claims[1].receipt, reason="two", error=None),
+        Reject(stale, reason="lost", error="lost"),
+        Reject(claims[2].receipt, reason="two", error="%s :three $1"),
+        Reject(claims[3].receipt, reason="expired", attempted=False),
+        Ack(claims[4].receipt),
+        Reject(again.receipt, reason="six"),
+    ]
+    assert await transport.settle(outcomes) == [stale]
+    found = [await row(transport, id_) for id_ in ids]
+    assert [(r.state, r.reason, r.error, r.attempts) for r in found] == [
+        (State.FAILED, "one", 'it\'s "1" \N{WATER WAVE}', 1),
+        (State.FAILED, "two", None, 1),
+        (State.FAILED, "two", "%s :three $1", 1),
+        (State.FAILED, "expired", None, 0),
+        (State.COMPLETED, None, None, 1),
+        (State.FAILED, "six", "earlier", 2),
+    ]
+    assert await transport.settle(outcomes) == [stale]  # again, as after a lost reply
+
+
 async def test_give_back_spends_no_delivery(transport: Store) -> None:
     """FS-C8, RDS-C1: unstarted messages go back, the delivery is not counted"""
     await publish(transport)

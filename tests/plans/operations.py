@@ -63,6 +63,7 @@ def everything_once(reader: Reader) -> None:
     reader.read(claim_ids(d, [stale.id]))
     for outcome in (Ack(stale), Nack(stale, error="no"), Reject(stale, error="no"), GiveBack(stale)):
         reader.read(settle(d, [outcome]))
+    reader.read(settle(d, [Reject(stale, error="no"), Reject(Receipt(uuid4(), 7), error="never")]))
     reader.read(extend(d, [stale]))
     reader.read(reap(d, 10))
     reader.read(next_due(d))

@@ -70,7 +70,7 @@ def test_a_claim_by_id(reader: Reader) -> None:
     assert not reader.scans()
 
 
-@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "give back"])
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "reject each", "give back"])
 def test_a_settle_reads_its_own_rows_only(reader: Reader, verb: str) -> None:
     def outcome(receipt: Receipt) -> Outcome:
         match verb:
@@ -80,6 +80,8 @@ def test_a_settle_reads_its_own_rows_only(reader: Reader, verb: str) -> None:
                 return Nack(receipt, delay=5, error="no")
             case "reject":
                 return Reject(receipt, error="no")
+            case "reject each":
+                return Reject(receipt, error=str(receipt.id))
             case _:
                 return GiveBack(receipt)
 

@@ -47,6 +47,18 @@ m.last_error = coalesce(r.error, m.last_error), m.worker = NULL, m.lease_until =
 m.lane = {sql.LANE_GIVEN_BACK}
 """
 
+_KEEP_EACH = f"""
+INSERT INTO {{archive}} ({sql.ARCHIVED_COLUMNS})
+SELECT m.id, m.queue, m.{{key}}, m.priority, m.due_at, m.expires_at, m.headers, m.payload, m.deliveries,
+m.attempts + :attempts, m.created_at,
+CASE WHEN :attempts = 1 THEN coalesce(m.first_attempt_at, m.acquired_at) ELSE m.first_attempt_at END,
+CASE WHEN :attempts = 1 THEN {{now}} ELSE m.last_attempt_at END,
+m.acquired_at, m.token, :state, r.reason, coalesce(r.error, m.last_error), {{now}}
+FROM JSON_TABLE(:rows, '$[*]' COLUMNS (id CHAR(32) PATH '$[0]',
+reason LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin PATH '$[1]',
+error LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin PATH '$[2]')) AS r
+STRAIGHT_JOIN {{message}} m ON m.id = UNHEX(r.id)
+"""
 
 _PROBE_LANE = """
 (SELECT m.lane FROM {message} m {claim_index} WHERE m.queue = :queue AND {ready} AND m.lane = :low_#
@@ -69,6 +81,7 @@ class MysqlDialect(Dialect):
     no_floor = (-(2**63), bytes(16))
     overrides = {
         sql.REQUEUE: _REQUEUE,
+        sql.KEEP_EACH: _KEEP_EACH,
         # One at a time: in a recursive query the server finds no place in the index, and DISTINCT may read it all.
         sql.ARCHIVED_QUEUES: "SELECT min(a.queue) FROM {archive} a {archive_index} WHERE a.queue > :after",
     }
@@ -122,6 +135,10 @@ class MysqlDialect(Dialect):
     def requeue(self, params: dict[str, Any], rows: Sequence[tuple[Any, int | None, str | None]]) -> Step:
         values = [(id_.hex(), delay, error) for id_, delay, error in rows]
         return Query(self.sql(sql.REQUEUE), {**params, "rows": msgspec.json.encode(values).decode()})
+
+    def keep_each(self, params: dict[str, Any], rows: Sequence[tuple[Any, str | None, str | None]]) -> Step:
+        values = [(id_.hex(), reason, error) for id_, reason, error in rows]
+        return Query(self.sql(sql.KEEP_EACH), {**params, "rows": msgspec.json.encode(values).decode()})
 
     def lock_migrations(self) -> Steps[None]:
         # By name and database, since such locks are the whole server's.

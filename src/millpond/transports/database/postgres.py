@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 _PAIRS = "unnest(:ids::uuid[], :tokens::bigint[]) AS r(id, token)"
 _ROWS = "unnest(:ids::uuid[], :tokens::bigint[], :delays::bigint[], :errors::text[]) AS r(id, token, delay, error)"
+_REASONS = "unnest(:ids::uuid[], :tokens::bigint[], :reasons::text[], :errors::text[]) AS r(id, token, reason, error)"
 _WRITTEN = "SELECT count(*), CASE WHEN count(*) < cardinality(:ids::uuid[]) THEN array_agg(id || ' ' || token) END FROM"
 
 
@@ -50,16 +51,28 @@ def _held(lock: str, rows: str = _PAIRS, more: str = "") -> str:
 
 def _move(lock: str, keep: bool) -> str:
     gone = "gone AS (DELETE FROM {message} m WHERE m.ctid = ANY(ARRAY(SELECT ctid FROM held)) RETURNING m.*)"
-    if not keep:
-        return f"{_held(lock)}, {gone} {_WRITTEN} gone"
-    kept = f"""
+    kept = f", {_kept(':reason::text', ':error::text')}" if keep else ""
+    return f"{_held(lock)}, {gone}{kept} {_WRITTEN} gone"
+
+
+def _move_each(lock: str) -> str:
+    """With a reason and an error for each."""
+    held = _held(lock, _REASONS, ", r.reason, r.error")
+    gone = (
+        "gone AS (DELETE FROM {message} m USING held h WHERE m.ctid = h.ctid "
+        "RETURNING m.*, h.reason AS reason, h.error AS error)"
+    )
+    return f"{held}, {gone}, {_kept('reason', 'error')} {_WRITTEN} gone"
+
+
+def _kept(reason: str, error: str) -> str:
+    return f"""
     kept AS (INSERT INTO {{archive}} ({sql.ARCHIVED_COLUMNS})
     SELECT id, queue, key, priority, due_at, expires_at, headers, payload, deliveries,
     attempts + :attempts::int, created_at,
     CASE WHEN :attempts::int = 1 THEN coalesce(first_attempt_at, acquired_at) ELSE first_attempt_at END,
     CASE WHEN :attempts::int = 1 THEN {{now}} ELSE last_attempt_at END,
-    acquired_at, token, :state::text, :reason::text, coalesce(:error::text, last_error), {{now}} FROM gone)"""
-    return f"{_held(lock)}, {gone}, {kept} {_WRITTEN} gone"
+    acquired_at, token, :state::text, {reason}, coalesce({error}, last_error), {{now}} FROM gone)"""
 
 
 def _requeue(lock: str) -> str:
@@ -113,6 +126,7 @@ FUSED = Fused(
     moves={
         (keep, wait): _move("" if wait else "SKIP LOCKED", keep) for keep in (True, False) for wait in (True, False)
     },
+    move_each={wait: _move_each("" if wait else "SKIP LOCKED") for wait in (True, False)},
     requeues={wait: _requeue("" if wait else "SKIP LOCKED") for wait in (True, False)},
 )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from millpond.message import SETTLED, Receipt
+from millpond.message import SETTLED, Receipt, State
 from millpond.outcome import Change, Outcome, change
 from millpond.transports.database import statements as sql
 from millpond.transports.database.dialect import Dialect
@@ -40,11 +40,14 @@ def settle(
     try may have been committed, so that a row that left no trace by request counts as settled. `waited`: this is
     the second try for rows that somebody changed while the first waited for them."""
     by_key, moves, returns = _grouped(d, outcomes)
+    failed = _failed_each(moves)
     refused = list(dict.fromkeys(o.receipt for o in outcomes if o.receipt.token not in _TOKENS))
     locked: list[Outcome] = []
     missing: list[Key] = []
     for c, keys in moves.items():
         missing += yield from _move(d, c, keys, now, wait)
+    for rows in failed:
+        missing += yield from _move_each(d, rows, now, wait)
     for rows in returns.values():
         missing += yield from _requeue(d, rows, now, wait)
     if not missing:
@@ -101,6 +104,15 @@ def _grouped(d: Dialect, outcomes: Sequence[Outcome]) -> tuple[dict[Key, Outcome
     return by_key, moves, returns
 
 
+def _failed_each(moves: Moves) -> list[list[tuple[Key, Change]]]:
+    """Take out what goes to the archive in the same way but for its reason and error, which one statement writes."""
+    alike: dict[int, list[Change]] = {}
+    for c in moves:
+        if c.state is State.FAILED and c.keep:
+            alike.setdefault(c.attempts, []).append(c)
+    return [[(key, c) for c in group for key in moves.pop(c)] for group in alike.values() if len(group) > 1]
+
+
 def extend(d: Dialect, receipts: Sequence[Receipt], lease: int, *, now: int | None) -> Steps[list[Receipt]]:
     """Lengthen leases; returns the stale receipts. A row that is locked is being settled: it is not stale."""
     by_key = {(d.id_in(r.id), r.token): r for r in receipts if r.token in _TOKENS}
@@ -134,6 +146,23 @@ def _move(d: Dialect, c: Change, keys: list[Key], now: int | None, wait: bool) -
         if c.keep:
             yield Query(d.sql(sql.KEEP), {"ids": ids, **kept})
         yield Query(d.sql(sql.REMOVE), {"ids": ids})
+    return missing
+
+
+def _move_each(d: Dialect, rows: list[tuple[Key, Change]], now: int | None, wait: bool) -> Steps[list[Key]]:
+    """Into the archive, each with its own reason and error; returns those that may not have been moved."""
+    c = rows[0][1]
+    keys = [key for key, _ in rows]
+    params = {"attempts": c.attempts, "state": c.state.value, "now": now}
+    if d.fused:
+        each = {"reasons": [c.reason for _, c in rows], "errors": [c.error for _, c in rows]}
+        done = yield Query(d.sql(d.fused.move_each[wait]), {**_pairs(keys), **params, **each})
+        return _not_in(done, keys)
+    ours, missing = yield from _lock(d, keys, wait)
+    if ours:
+        gone = set(missing)
+        yield d.keep_each(params, [(key[0], c.reason, c.error) for key, c in rows if key not in gone])
+        yield Query(d.sql(sql.REMOVE), {"ids": [id_ for id_, _ in ours]})
     return missing
 
 

@@ -121,14 +121,17 @@ first_attempt_at, last_attempt_at, acquired_at, token, state, reason, error, arc
 """
 
 # The payload moves inside the server. `:attempts` is 1, or 0 where no handler ever ran.
-KEEP = f"""
+_KEEP = f"""
 INSERT INTO {{archive}} ({ARCHIVED_COLUMNS})
 SELECT id, queue, {{key}}, priority, due_at, expires_at, headers, payload, deliveries, attempts + :attempts,
 created_at, CASE WHEN :attempts = 1 THEN coalesce(first_attempt_at, acquired_at) ELSE first_attempt_at END,
 CASE WHEN :attempts = 1 THEN {{now}} ELSE last_attempt_at END,
 acquired_at, token, :state, :reason, coalesce(:error, last_error), {{now}}
-FROM {{message}} WHERE id {{ids}}
+FROM {{message}}
 """
+KEEP = _KEEP + "WHERE id {ids}"
+KEEP_EACH = _KEEP + "WHERE id = :id"
+"""With a reason and an error for each."""
 
 REMOVE = "DELETE FROM {message} WHERE id {ids}"
 
