@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 
 import pytest
 
@@ -93,10 +94,11 @@ async def the_dead_are_found(here: Ground, n: float, other: Process) -> None:
     plan = here.plan("plain", folder=f"doomed-{n}", options={"lease": 60}, hold=True)
     doomed = here.processes.start(plan)
     await until(lambda: [line for line in history(plan.folder).read() if "began" in line], "the doomed one")
-    # Both may get some: enough that the doomed one has its share.
-    await here.publish("plain", [f"d{n}-{i}" for i in range(60)])
+    sent = count()
 
     async def holds() -> bool:
+        # The other one takes from this queue too, and may be the faster: until the doomed one has its share.
+        await here.publish("plain", [f"d{n}-{next(sent)}" for _ in range(20)])
         return bool(await here.one(f"SELECT count(*) FROM effects WHERE pid = {doomed.pid}"))
 
     await until(holds, "the doomed one to have a message", every=0.05)
