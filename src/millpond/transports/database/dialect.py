@@ -74,6 +74,8 @@ class Dialect(ABC):
     """The parameter style of our own driver."""
     fused: ClassVar[Fused | None] = None
     """Whole operations in one statement, where the database can."""
+    sole_writer: ClassVar[bool] = False
+    """Whoever is in a write transaction is alone in it: what it checked stays so without locks."""
     no_floor: ClassVar[tuple[int, Any]] = (-(2**63), None)
     """Below every message, also those due before 1970."""
     day_partitions: ClassVar[bool] = False

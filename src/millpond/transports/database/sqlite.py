@@ -35,6 +35,7 @@ log = logging.getLogger("millpond")
 class SqliteDialect(Dialect):
     name = "sqlite"
     style = Style.QMARK
+    sole_writer = True
     words = {
         # Whole milliseconds are all that SQLite's clock has.
         "now": "coalesce(:now, CAST(round((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)",

@@ -135,6 +135,12 @@ KEEP_EACH = _KEEP + "WHERE id = :id"
 
 REMOVE = "DELETE FROM {message} WHERE id {ids}"
 
+# Where one transaction writes at a time, the check needs no lock before it: it holds until the end.
+_HELD = "AND token = :token AND state = 'PROCESSING'"
+KEEP_HELD = f"{KEEP} {_HELD}"
+REMOVE_HELD = f"{REMOVE} {_HELD}"
+CHANGES = "SELECT changes()"
+
 # An interrupted delivery counts and came to no result: after two of them a message is suspect. Other outcomes
 # leave a message what it was. (In an order-free form: these counters are not changed when the lane is.)
 LANE_GIVEN_BACK = f"""
