@@ -94,6 +94,13 @@ class LeaseLost(MillpondError):
         )
 
 
+# --- bulk writes ----------------------------------------------------------------------------------
+
+
+class BatchChanged(MillpondError):
+    """A batch that was published in part came again with other rows in a part; nothing was published now."""
+
+
 # --- the database ---------------------------------------------------------------------------------
 
 
@@ -127,6 +134,12 @@ class EncryptionFailed(StoreError):
 
 class UnknownDatabase(StoreError):
     """The server has no database of this name."""
+
+
+class StagingLost(StoreError):
+    """Rows that a bulk write had loaded are gone before its commit; nothing was published, write the batch again."""
+
+    retryable = True
 
 
 class NotMigrated(StoreError):

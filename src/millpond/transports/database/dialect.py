@@ -84,7 +84,7 @@ class Dialect(ABC):
     overrides: ClassVar[Mapping[str, str]] = {}
     """Shared text -> this database's own, each with its reason beside it."""
 
-    TABLES = ("message", "archive", "dedupe", "once", "queue", "worker", "migration")
+    TABLES = ("message", "archive", "dedupe", "once", "queue", "worker", "migration", "lot", "staging", "written")
 
     def __init__(self, *, schema: str | None = None, prefix: str = "") -> None:
         for what, value in (("schema", schema), ("table_prefix", prefix or None)):
@@ -188,5 +188,8 @@ _TABLE_NAMES = {
     "queue": "message_queue",
     "worker": "message_worker",
     "migration": "message_migration",
+    "lot": "message_lot",
+    "staging": "message_staging",
+    "written": "message_written",
 }
 """Small tables carry `message_` too, since they live in the schema of somebody's application."""

@@ -92,11 +92,13 @@ class MysqlDialect(Dialect):
         "ids": "IN (:*ids)",
         "queues": "IN (:*queues)",
         "states": "IN (:*states)",
+        "lots": "IN (:*lots)",
         "ready": "m.ready = 1",
         "locked": "FOR UPDATE SKIP LOCKED",
         "lock": "FOR UPDATE",
         # Not INSERT IGNORE, which hides other errors too.
         "or_skip": "ON DUPLICATE KEY UPDATE id = id",
+        "or_leave": "ON DUPLICATE KEY UPDATE part = part",
         "or_beat": "ON DUPLICATE KEY UPDATE beat_at = VALUES(beat_at), by_lock = VALUES(by_lock)",
         "session": "connection_id()",
         # Such locks are the whole server's, so that the database's name is in theirs, of 64 characters at most.

@@ -32,10 +32,10 @@ from millpond.transports.arguments import (
     whole_number,
 )
 from millpond.transports.database import archive, browse, partitions, reschedule
+from millpond.transports.database.bulk import Bulk
 from millpond.transports.database.engine import Mode
 from millpond.transports.database.partitions import Cutoffs
 from millpond.transports.database.reschedule import Changed
-from millpond.transports.database.running import Running
 from millpond.transports.database.statement import Steps
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ _CHUNK = 1000
 _LONGEST_REST = 0.2
 
 
-class Operations(Running):
+class Operations(Bulk):
     """The operator's verbs."""
 
     def _due_again(self, queues: Iterable[str]) -> None:
@@ -219,6 +219,7 @@ class Operations(Running):
                 lambda owner=owner, state=state, until=until: archive.purge_some(self.dialect, owner, state, until)  # type: ignore[misc]
             )
         await self._little_by_little(lambda: archive.forget_ids(self.dialect, self._now()))
+        await self.collect_orphans()
         return total
 
     async def _purge_days(self, cutoffs: Cutoffs) -> int:

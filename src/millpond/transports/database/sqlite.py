@@ -43,11 +43,13 @@ class SqliteDialect(Dialect):
         "ids": "IN (:*ids)",
         "queues": "IN (:*queues)",
         "states": "IN (:*states)",
+        "lots": "IN (:*lots)",
         "ready": "m.state <> 'PROCESSING'",
         # One writer at a time: whoever is in a write transaction holds every row.
         "locked": "",
         "lock": "",
         "or_skip": "ON CONFLICT DO NOTHING",
+        "or_leave": "ON CONFLICT DO NOTHING",
         "or_beat": "ON CONFLICT (id) DO UPDATE SET beat_at = excluded.beat_at, by_lock = excluded.by_lock",
         # The lock is a file's, and its session has it from the beginning.
         "session": "0",
