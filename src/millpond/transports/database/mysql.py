@@ -121,6 +121,7 @@ class MysqlDialect(Dialect):
         "from_floor": "AND m.due_at >= :floor_due AND (m.due_at > :floor_due OR m.id >= :floor_id)",
     }
 
+        "id_text": "lower(insert(insert(insert(insert(hex(id), 21, 0, '-'), 17, 0, '-'), 13, 0, '-'), 9, 0, '-'))",
     def quote(self, identifier: str) -> str:
         return f"`{identifier}`"
 
@@ -307,9 +308,7 @@ async def connect(url: Url, **given: Any) -> DatabaseStore:
         async with asyncio.timeout(connect_timeout(options)):
             return await _connect(url, database, options, tls)
 
-    pool = Pool(connection, _close, options.pool_size, words.trouble)
-    engine = MysqlEngine(words, pool, connection, call_timeout=call_timeout(options))
-    return await open_store(engine, options, url)
+    return connection
 
 
 async def _connect(url: Url, database: str, options: StoreOptions, tls: ssl.SSLContext | None) -> Any:
@@ -334,4 +333,12 @@ async def _connect(url: Url, database: str, options: StoreOptions, tls: ssl.SSLC
 
 
 async def _close(connection: Any) -> None:
+    connection = connecting(url, options)
+    pool = Pool(connection, _close, options.pool_size, words.trouble)
+    engine = MysqlEngine(words, pool, connection, call_timeout=call_timeout(options))
+    return await open_store(engine, options, url)
+
+
+def connecting(url: Url, options: StoreOptions) -> Callable[[], Awaitable[Any]]:
+    """What makes a connection; whatever is wrong with the URL is said at once."""
     connection.close()

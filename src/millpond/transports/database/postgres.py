@@ -141,6 +141,7 @@ class PostgresDialect(Dialect):
         "now": "coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)",
         "key": "key",
         "ids": "= ANY(:ids::uuid[])",
+        "id_text": "id::text",
         "queues": "= ANY(:queues::text[])",
         "states": "= ANY(:states::text[])",
         "lots": "= ANY(:lots::bigint[])",
@@ -395,7 +396,7 @@ _URL_PARAMETERS = (
 settings, so that a misspelt sslmode would be no error before the server says so, or none at all."""
 
 
-def _login(url: Url, options: StoreOptions) -> dict[str, Any]:
+def check_url(url: Url) -> None:
     check_parameters(url, _URL_PARAMETERS, files=("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile"))
     if options.tls is not None and "sslmode" in url.query:
         raise InvalidOption("give either the option tls or sslmode in the URL, not both")
@@ -405,6 +406,10 @@ def _login(url: Url, options: StoreOptions) -> dict[str, Any]:
         "ssl": ssl.create_default_context() if options.tls is True else options.tls,
     }
 
+
+
+def _login(url: Url, options: StoreOptions) -> dict[str, Any]:
+    check_url(url)
 
 def _alone(url: Url, options: StoreOptions) -> Callable[[], Awaitable[Any]]:
     """Connections beside the pool, for sessions that are held."""

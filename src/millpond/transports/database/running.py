@@ -92,23 +92,27 @@ class Running:
                 pause = min(pause * 2, 0.5)
 
     def meaning(self, error: Exception, trouble: Trouble) -> Exception:
-        match trouble:
-            case Trouble.REFUSED:
-                return AuthenticationFailed(
-                    f"the database refused the login or a right at {self.url}; check user, password, grants, and "
-                    "whether it asks for TLS"
-                )
-            case Trouble.UNTRUSTED:
-                return EncryptionFailed(
-                    f"no encrypted connection to {self.url}: the server offers no TLS, or its certificate is not "
-                    "signed by an authority you trust for this host; check the CA file and the host name"
-                )
-            case Trouble.NO_DATABASE:
-                return UnknownDatabase(f"the server has no such database: {self.url}; create it first")
-            case Trouble.UNMIGRATED:
-                return NotMigrated(
-                    f"the database at {self.url} lacks a table or column of Millpond's; "
-                    f"run: millpond migrate {self.url}"
-                )
-            case _:
-                return StoreError(f"the database at {self.url} answered: {type(error).__name__}: {error}")
+        return meaning(self.url, error, trouble)
+
+
+def meaning(url: Url, error: Exception, trouble: Trouble) -> Exception:
+    """What a driver's error says to a caller, and what there is to do."""
+    match trouble:
+        case Trouble.REFUSED:
+            return AuthenticationFailed(
+                f"the database refused the login or a right at {url}; check user, password, grants, and "
+                "whether it asks for TLS"
+            )
+        case Trouble.UNTRUSTED:
+            return EncryptionFailed(
+                f"no encrypted connection to {url}: the server offers no TLS, or its certificate is not "
+                "signed by an authority you trust for this host; check the CA file and the host name"
+            )
+        case Trouble.NO_DATABASE:
+            return UnknownDatabase(f"the server has no such database: {url}; create it first")
+        case Trouble.UNMIGRATED:
+            return NotMigrated(
+                f"the database at {url} lacks a table or column of Millpond's; run: millpond migrate {url}"
+            )
+        case _:
+            return StoreError(f"the database at {url} answered: {type(error).__name__}: {error}")

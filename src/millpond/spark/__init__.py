@@ -1,0 +1,10 @@
+"""Spark in and out of the queue: `spark.read`, `readStream`, `write` and `writeStream` with `format("millpond")`.
+
+See docs/reference/spark.md. Nothing of Spark is imported before it is used.
+"""
+
+from __future__ import annotations
+
+from millpond.spark.start import register, session
+
+__all__ = ["register", "session"]

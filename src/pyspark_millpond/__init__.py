@@ -1,0 +1,5 @@
+"""What Spark finds by itself: it imports every top-level package whose name begins with `pyspark_`."""
+
+from millpond.spark.source import MillpondSource as DefaultSource
+
+__all__ = ["DefaultSource"]
