@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from millpond import Ack, Capability, GiveBack, ManualClock, Nack, Outcome, Receipt, Reject, State, Store
-from millpond.errors import InvalidTime
+from millpond import Ack, Capability, Claim, GiveBack, ManualClock, Nack, Outcome, Receipt, Reject, State, Store
+from millpond.errors import InvalidOption, InvalidTime
 from tests.conformance.backends import requires
 from tests.conformance.conftest import Connect
 from tests.conformance.messages import bodies, claim_one, counts, message, publish, row
@@ -267,6 +269,30 @@ async def test_a_bad_delay_is_refused_before_anything_is_written(transport: Stor
     with pytest.raises(InvalidTime):
         await transport.settle([Ack(one.receipt), Nack(two.receipt, delay=-1)])
     assert await transport.extend([one.receipt, two.receipt]) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "hint"),
+    [
+        (lambda claim: [Ack(claim.receipt), claim], "not Claim"),
+        (lambda claim: [claim.receipt], r"Ack\(claim.receipt\)"),
+        (lambda claim: ["ack"], "not str"),
+        (lambda claim: [None], "not NoneType"),
+        (lambda claim: [Ack(claim)], "claim.receipt"),
+        (lambda claim: [Ack(claim.receipt), Nack(claim.receipt.id)], "not UUID"),
+        (lambda claim: Ack(claim.receipt), "a list"),
+    ],
+)
+async def test_what_is_no_outcome_is_refused_before_anything_is_written(
+    transport: Store, make: Callable[[Claim], Any], hint: str
+) -> None:
+    await publish(transport)
+    claim = await claim_one(transport)
+    with pytest.raises(InvalidOption, match=hint):
+        await transport.settle(make(claim))
+    with pytest.raises(InvalidOption, match=r"claim\.receipt"):
+        await transport.extend([claim])  # type: ignore[list-item]
+    assert await transport.settle([Ack(claim.receipt)]) == []
 
 
 # --- many ------------------------------------------------------------------------------------------------

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 from uuid import UUID
 
 from millpond.clock import Seconds, micros
 from millpond.errors import InvalidOption, InvalidTime
-from millpond.message import State, check_id, check_name, check_priority
+from millpond.message import Receipt, State, check_id, check_name, check_priority
+from millpond.outcome import Outcome
 
 PAGE_LIMIT = 10_000
+_OUTCOMES = set(get_args(Outcome))
 
 
 def queue_names(queues: Sequence[str]) -> list[str]:
@@ -47,6 +49,24 @@ def lease_to_claim(lease: Seconds) -> int:
     if us == 0:
         raise InvalidTime("lease must be more than 0 seconds")
     return us
+
+
+def check_outcomes(outcomes: Iterable[Outcome]) -> None:
+    """Refuse what is no outcome, before anything is written."""
+    if type(outcomes) in _OUTCOMES:
+        raise InvalidOption("settle takes a list of outcomes: settle([Ack(claim.receipt)])")
+    # By sets of types: most settles are of hundreds, and this is asked with each.
+    for kind in {type(outcome) for outcome in outcomes} - _OUTCOMES:
+        raise InvalidOption(
+            "settle takes outcomes: Ack(claim.receipt), Nack(claim.receipt, delay=5), Reject(claim.receipt) or "
+            f"GiveBack(claim.receipt), not {kind.__name__}"
+        )
+    check_receipts([outcome.receipt for outcome in outcomes])
+
+
+def check_receipts(receipts: Iterable[Receipt]) -> None:
+    for kind in {type(receipt) for receipt in receipts} - {Receipt}:
+        raise InvalidOption(f"a receipt is needed, not {kind.__name__}; a claim has one: claim.receipt")
 
 
 def page_size(limit: Any) -> int:

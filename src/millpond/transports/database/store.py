@@ -15,7 +15,7 @@ from millpond.errors import StoreBusy, StoreUnavailable
 from millpond.message import Claim, Draft, Message, Published, Receipt, check_id, check_text, draft
 from millpond.outcome import MAX_CRASHES, Ack, GiveBack, Nack, Outcome, Reject
 from millpond.transport import DEFAULT_LEASE, Capability, Presence
-from millpond.transports.arguments import lease_to_claim, queue_names, whole_number
+from millpond.transports.arguments import check_outcomes, check_receipts, lease_to_claim, queue_names, whole_number
 from millpond.transports.database import claim as claiming
 from millpond.transports.database import outbox
 from millpond.transports.database import publish as publishing
@@ -212,6 +212,7 @@ class DatabaseStore(Operations):
     async def extend(self, receipts: Sequence[Receipt], lease: Seconds = DEFAULT_LEASE) -> list[Receipt]:
         self._check_open()
         lease_us = micros(lease, "lease")
+        check_receipts(receipts)
         unique = list(dict.fromkeys(receipts))
         if not unique:
             return []
@@ -221,6 +222,7 @@ class DatabaseStore(Operations):
 
     async def settle(self, outcomes: Sequence[Outcome], *, within: Any = None) -> list[Receipt]:
         self._check_open()
+        check_outcomes(outcomes)
         if not outcomes:
             return []
         if within is not None:
@@ -245,6 +247,7 @@ class DatabaseStore(Operations):
 
     def settle_sync(self, outcomes: Sequence[Outcome], *, within: Any) -> list[Receipt]:
         self._check_open()
+        check_outcomes(outcomes)
         if not outcomes:
             return []
         refused = self._within_sync(within, self._settling(outcomes, wait=True)).refused

@@ -21,6 +21,8 @@ from millpond.message import (
 from millpond.outcome import MAX_CRASHES, SUSPECT, Change, Outcome, change, refuse_to_run
 from millpond.transport import DEFAULT_LEASE, Capability
 from millpond.transports.arguments import (
+    check_outcomes,
+    check_receipts,
     known_options,
     lease_to_claim,
     queue_names,
@@ -147,6 +149,7 @@ class MemoryTransport(Operations):
     async def extend(self, receipts: Sequence[Receipt], lease: Seconds = DEFAULT_LEASE) -> list[Receipt]:
         pond = self._pond
         lease_us = micros(lease, "lease")
+        check_receipts(receipts)
         refused = []
         for receipt in dict.fromkeys(receipts):
             record = pond.owned(receipt)
@@ -160,6 +163,7 @@ class MemoryTransport(Operations):
         pond = self._pond
         if within is not None:
             no_transactions("settle(within=…)")
+        check_outcomes(outcomes)
         changes: dict[Receipt, Change] = {}
         for outcome in outcomes:  # all are read before the first is written; of two with one receipt the first counts
             changes.setdefault(outcome.receipt, change(outcome))
