@@ -119,6 +119,7 @@ async def test_urls_that_cannot_be_meant(text: str, kind: type[Exception]) -> No
 
 async def test_a_misspelt_parameter_is_guessed() -> None:
     assert "did you mean 'sslmode'?" in str(await error_of("postgresql://host/db?sslmod=require"))
+    assert "there are none" in str(await error_of("sqlite:///orders.db?mode=ro"))
 
 
 async def test_tls_is_said_once() -> None:

@@ -10,6 +10,7 @@ import typer.main
 from millpond import errors
 from millpond.cli.app import app
 from millpond.message import State
+from millpond.transports.database import mysql, postgres
 from millpond.transports.database.options import StoreOptions
 
 REFERENCE = Path(__file__).parent.parent.parent / "docs" / "reference"
@@ -21,14 +22,28 @@ def first_cells(file: str) -> list[str]:
     return re.findall(r"^\| `([^`]+)` \|", (REFERENCE / file).read_text(), re.M)
 
 
+def section(file: str, head: str) -> str:
+    (found,) = re.findall(rf"^## {head}\n(.*?)(?=^## |\Z)", (REFERENCE / file).read_text(), re.S | re.M)
+    return str(found)
+
+
 def test_every_option_is_there_with_its_default() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", (REFERENCE / "options.md").read_text(), re.M))
+    options = section("options.md", "Options of a store")
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", options, re.M))
     fields = {field.name: field.default for field in msgspec.structs.fields(StoreOptions)}
     assert list(rows) == list(fields), "in the order of the code"
     for name, default in fields.items():
         if name != "clock":
             said = rows[name].strip().strip("`")
             assert said == repr(default).replace("'", '"'), f"{name}: {said}"
+
+
+def test_every_url_parameter_is_there() -> None:
+    parameters = section("options.md", "URL parameters")
+    for head, known in (("PostgreSQL", postgres.URL_PARAMETERS), ("MySQL, MariaDB", mysql.URL_PARAMETERS)):
+        (table,) = re.findall(rf"^\| {head} \|.*\n((?:\|.*\n)+)", parameters, re.M)
+        said = [name for cell in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", cell)]
+        assert sorted(said) == sorted(known)
 
 
 def test_every_error_is_there() -> None:

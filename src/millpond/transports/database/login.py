@@ -28,7 +28,7 @@ def check_parameters(url: Url, known: Sequence[str], *, files: Sequence[str] = (
     for name, value in url.query.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
             raise InvalidURL(f"the URL {url} has the unknown parameter {name!r}; {hint}")
         if name in files and not os.path.isfile(value):
             raise InvalidURL(f"{name} of the URL {url} names a file that does not exist: {value}")

@@ -291,6 +291,9 @@ def dialect(options: StoreOptions) -> MysqlDialect:
     return MysqlDialect(schema=options.schema, prefix=options.table_prefix)
 
 
+URL_PARAMETERS = ("ssl", "ssl_ca", "ssl_cert", "ssl_key")
+
+
 async def connect(url: Url, **given: Any) -> DatabaseStore:
     """A store on MySQL 8 or MariaDB 10.6+."""
     options = parse(given)
@@ -301,7 +304,7 @@ async def connect(url: Url, **given: Any) -> DatabaseStore:
     database = url.path.removeprefix("/")
     if not url.host or not database or "/" in database:
         raise InvalidURL(f"{url} names no database: write {url.scheme}://user:password@host:3306/database")
-    check_parameters(url, ("ssl", "ssl_ca", "ssl_cert", "ssl_key"), files=("ssl_ca", "ssl_cert", "ssl_key"))
+    check_parameters(url, URL_PARAMETERS, files=("ssl_ca", "ssl_cert", "ssl_key"))
     tls = tls_context(url, options)
 
     async def connection() -> Any:

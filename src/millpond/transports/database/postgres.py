@@ -386,7 +386,7 @@ def _for_a_transaction(settings: dict[str, str]) -> str:
     return "SELECT " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items())
 
 
-_URL_PARAMETERS = (
+URL_PARAMETERS = (
     *("sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "sslcrl", "sslnegotiation"),
     *("ssl_min_protocol_version", "ssl_max_protocol_version", "host", "port", "user", "password", "passfile"),
     *("dbname", "service", "target_session_attrs", "krbsrvname", "gsslib", "application_name", "options"),
@@ -396,8 +396,13 @@ _URL_PARAMETERS = (
 settings, so that a misspelt sslmode would be no error before the server says so, or none at all."""
 
 
+<<<<<<< Updated upstream
 def check_url(url: Url) -> None:
     check_parameters(url, _URL_PARAMETERS, files=("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile"))
+=======
+def _login(url: Url, options: StoreOptions) -> dict[str, Any]:
+    check_parameters(url, URL_PARAMETERS, files=("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile"))
+>>>>>>> Stashed changes
     if options.tls is not None and "sslmode" in url.query:
         raise InvalidOption("give either the option tls or sslmode in the URL, not both")
     return {

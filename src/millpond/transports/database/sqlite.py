@@ -21,6 +21,7 @@ from millpond.errors import InvalidOption, InvalidURL, NotMigrated
 from millpond.transports.database import statements as sql
 from millpond.transports.database.dialect import Dialect, Trouble
 from millpond.transports.database.engine import Mode
+from millpond.transports.database.login import check_parameters
 from millpond.transports.database.migrate import applied_version
 from millpond.transports.database.opening import open_store
 from millpond.transports.database.options import StoreOptions, parse
@@ -287,6 +288,7 @@ async def connect(url: Url, **given: Any) -> DatabaseStore:
     """A store in a SQLite file. A new file gets its tables at once; an older one is migrated by the command."""
     options = parse(given)
     words = dialect(options)
+    check_parameters(url, ())
     path = url.path.removeprefix("/")
     if url.host or not path or path == ":memory:":
         raise InvalidURL(
