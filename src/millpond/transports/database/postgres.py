@@ -396,21 +396,8 @@ URL_PARAMETERS = (
 settings, so that a misspelt sslmode would be no error before the server says so, or none at all."""
 
 
-<<<<<<< Updated upstream
 def check_url(url: Url) -> None:
-    check_parameters(url, _URL_PARAMETERS, files=("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile"))
-=======
-def _login(url: Url, options: StoreOptions) -> dict[str, Any]:
     check_parameters(url, URL_PARAMETERS, files=("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile"))
->>>>>>> Stashed changes
-    if options.tls is not None and "sslmode" in url.query:
-        raise InvalidOption("give either the option tls or sslmode in the URL, not both")
-    return {
-        "dsn": url.raw.replace("postgres://", "postgresql://", 1) if url.scheme == "postgres" else url.raw,
-        "timeout": connect_timeout(options),
-        "ssl": ssl.create_default_context() if options.tls is True else options.tls,
-    }
-
 
 
 def _login(url: Url, options: StoreOptions) -> dict[str, Any]:
