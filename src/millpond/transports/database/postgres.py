@@ -402,6 +402,14 @@ def check_url(url: Url) -> None:
 
 def _login(url: Url, options: StoreOptions) -> dict[str, Any]:
     check_url(url)
+    if options.tls is not None and "sslmode" in url.query:
+        raise InvalidOption("give either the option tls or sslmode in the URL, not both")
+    return {
+        "dsn": url.raw.replace("postgres://", "postgresql://", 1) if url.scheme == "postgres" else url.raw,
+        "timeout": connect_timeout(options),
+        "ssl": ssl.create_default_context() if options.tls is True else options.tls,
+    }
+
 
 def _alone(url: Url, options: StoreOptions) -> Callable[[], Awaitable[Any]]:
     """Connections beside the pool, for sessions that are held."""
