@@ -301,6 +301,14 @@ async def connect(url: Url, **given: Any) -> DatabaseStore:
     if options.pool is not None:
         borrowing = source(options.pool, words.name)
         return await open_store(BorrowedEngine(words, borrowing, call_timeout=call_timeout(options)), options, url)
+    connection = connecting(url, options)
+    pool = Pool(connection, _close, options.pool_size, words.trouble)
+    engine = MysqlEngine(words, pool, connection, call_timeout=call_timeout(options))
+    return await open_store(engine, options, url)
+
+
+def connecting(url: Url, options: StoreOptions) -> Callable[[], Awaitable[Any]]:
+    """What makes a connection; whatever is wrong with the URL is said at once."""
     database = url.path.removeprefix("/")
     if not url.host or not database or "/" in database:
         raise InvalidURL(f"{url} names no database: write {url.scheme}://user:password@host:3306/database")
