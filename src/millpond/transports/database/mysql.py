@@ -89,6 +89,7 @@ class MysqlDialect(Dialect):
         # Not UNIX_TIMESTAMP: that goes through the session's time zone, where one hour a year is ambiguous.
         "now": "coalesce(:now, timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6)))",
         "key": "`key`",
+        "id_text": "lower(insert(insert(insert(insert(hex(id), 21, 0, '-'), 17, 0, '-'), 13, 0, '-'), 9, 0, '-'))",
         "ids": "IN (:*ids)",
         "queues": "IN (:*queues)",
         "states": "IN (:*states)",
@@ -121,7 +122,6 @@ class MysqlDialect(Dialect):
         "from_floor": "AND m.due_at >= :floor_due AND (m.due_at > :floor_due OR m.id >= :floor_id)",
     }
 
-        "id_text": "lower(insert(insert(insert(insert(hex(id), 21, 0, '-'), 17, 0, '-'), 13, 0, '-'), 9, 0, '-'))",
     def quote(self, identifier: str) -> str:
         return f"`{identifier}`"
 
@@ -344,12 +344,4 @@ async def _connect(url: Url, database: str, options: StoreOptions, tls: ssl.SSLC
 
 
 async def _close(connection: Any) -> None:
-    connection = connecting(url, options)
-    pool = Pool(connection, _close, options.pool_size, words.trouble)
-    engine = MysqlEngine(words, pool, connection, call_timeout=call_timeout(options))
-    return await open_store(engine, options, url)
-
-
-def connecting(url: Url, options: StoreOptions) -> Callable[[], Awaitable[Any]]:
-    """What makes a connection; whatever is wrong with the URL is said at once."""
     connection.close()
