@@ -130,6 +130,10 @@ class Control:
     async def resume(self, queue: str) -> None:
         await self.store.resume(queue)
 
+    async def retain(self, queue: str, *, completed: Seconds | None = None, failed: Seconds | None = None) -> None:
+        """How long a queue's archive is kept; None: for ever."""
+        await self.store.retain(queue, completed=completed, failed=failed)
+
     async def purge(
         self, queue: str | None = None, *, older_than: Seconds | None = None, states: Sequence[State] = ()
     ) -> int:

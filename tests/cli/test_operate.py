@@ -129,7 +129,7 @@ def test_replay_wants_a_name_and_a_choice(cli: Cli, url: str) -> None:
     assert "leave them out with ids" in cli.fails(2, "replay", str(uuid4()), "--name", "x", "--state", "failed")
 
 
-# --- reschedule, cancel, pause, resume, purge -------------------------------------------------------
+# --- reschedule, cancel, pause, resume, retain, purge -------------------------------------------------------
 
 
 def test_reschedule(cli: Cli, url: str) -> None:
@@ -181,5 +181,16 @@ def test_purge(cli: Cli, url: str) -> None:
 def test_purge_by_retention(cli: Cli, url: str) -> None:
     failed(url, 2)
     assert cli.ok("purge").out == "0 purged\n", "kept for ever unless somebody says otherwise"
-    with_store(url, lambda store: store.retain("orders", completed=0, failed=0))
+    assert cli.ok("retain", "orders", "--failed", "7d").out == "orders keeps COMPLETED for ever, FAILED for 7d\n"
+    assert cli.ok("purge").out == "0 purged\n", "not yet"
+    said = cli.ok("retain", "orders", "--completed", "1h", "--failed", "0s", "--json").json
+    assert said == {"queue": "orders", "completed": 3600.0, "failed": 0.0}
     assert cli.ok("purge").out == "2 purged\n"
+
+
+def test_retention_is_taken_back(cli: Cli, url: str) -> None:
+    failed(url, 2)
+    cli.ok("retain", "orders", "--failed", "0s")
+    assert cli.ok("retain", "orders", "--json").json == {"queue": "orders", "completed": None, "failed": None}
+    assert cli.ok("purge").out == "0 purged\n"
+    assert "7d" in cli.fails(2, "retain", "orders", "--failed", "a week")

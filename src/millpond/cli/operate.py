@@ -1,4 +1,4 @@
-"""The commands that change something: retry, replay, reschedule, cancel, pause, resume, purge."""
+"""The commands that change something: retry, replay, reschedule, cancel, pause, resume, retain, purge."""
 
 from typing import Annotated
 from uuid import UUID
@@ -131,6 +131,30 @@ async def resume(control: Control, queue: Queue, json: Json = False) -> None:
     """End a pause."""
     await control.resume(queue)
     say_json({"queue": queue, "paused": False}) if json else print(f"resumed {plain(queue)}")
+
+
+@command("retain", Control)
+async def retain(
+    control: Control,
+    queue: Queue,
+    completed: Annotated[
+        str | None, typer.Option(help="Keep COMPLETED ones so long: 12h, 7d. Default: for ever.")
+    ] = None,
+    failed: Annotated[str | None, typer.Option(help="Keep FAILED ones so long: 12h, 7d. Default: for ever.")] = None,
+    json: Json = False,
+) -> None:
+    """Say how long a queue's archive is kept. Workers purge it now and then, and so does `millpond purge`."""
+    keep = {"completed": values.duration(completed, "--completed"), "failed": values.duration(failed, "--failed")}
+    await control.retain(queue, **keep)
+    if json:
+        seconds = {state: None if age is None else age.total_seconds() for state, age in keep.items()}
+        say_json({"queue": queue, **seconds})
+    else:
+        print(f"{plain(queue)} keeps COMPLETED {_for(completed)}, FAILED {_for(failed)}")
+
+
+def _for(duration: str | None) -> str:
+    return "for ever" if duration is None else f"for {duration}"
 
 
 @command("purge", Control)

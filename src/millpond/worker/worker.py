@@ -18,6 +18,7 @@ from millpond.worker.claim import Alone, Claiming
 from millpond.worker.delivery import Delivery
 from millpond.worker.handler import Handler
 from millpond.worker.heartbeat import Heartbeat
+from millpond.worker.purge import purge
 from millpond.worker.reap import reap
 from millpond.worker.settle import Settling
 from millpond.worker.subscription import Subscription, seconds, whole
@@ -124,11 +125,13 @@ class Worker:
         everybody = [Attempts(s, handler, transport, settling, self._lose) for s, handler in self._handlers]
         alone = Alone(everybody)
         presence: Presence | None = None
-        reaping: asyncio.Task[None] | None = None
+        chores: list[asyncio.Task[None]] = []
+        store = cast(Store, transport)
         if Capability.PRESENCE in transport.capabilities:
-            store = cast(Store, transport)
             presence = await store.join(self._name)
-            reaping = asyncio.create_task(reap(store))
+            chores.append(asyncio.create_task(reap(store)))
+        if Capability.ARCHIVE in transport.capabilities:
+            chores.append(asyncio.create_task(purge(store)))
         self._attempts = everybody
         self._heartbeat = heartbeat = Heartbeat(transport, beside, presence, everybody)
         heartbeat.start()
@@ -161,9 +164,9 @@ class Worker:
                     self.in_flight,
                 )
                 settle.cancel()
-            if reaping is not None:
-                reaping.cancel()
-            await asyncio.wait([settle, *([reaping] if reaping is not None else [])], timeout=1.0)
+            for chore in chores:
+                chore.cancel()
+            await asyncio.wait([settle, *chores], timeout=1.0)
             await heartbeat.stop()
         for task in (settle, *handlers, *claiming):
             if task.done() and not task.cancelled():
