@@ -94,6 +94,29 @@ class LeaseLost(MillpondError):
         )
 
 
+# --- streams --------------------------------------------------------------------------------------
+
+
+class StreamError(MillpondError):
+    """A Spark query cannot go on consuming its queues."""
+
+
+class StreamFenced(StreamError):
+    """Another driver opened the stream, or an operator released it: this one may write nothing more."""
+
+
+class ClaimLost(StreamError):
+    """A batch cannot be read again as it was, since its claim was released or its messages changed by hand."""
+
+
+class StreamBehind(StreamError):
+    """The checkpoint is older than what the stream has acknowledged, or belongs to another query."""
+
+
+class UnknownStream(StreamError):
+    """There is no stream of this name in the database."""
+
+
 # --- bulk writes ----------------------------------------------------------------------------------
 
 

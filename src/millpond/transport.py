@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import Flag, auto
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 from uuid import UUID
 
 import msgspec
@@ -42,6 +42,8 @@ class Capability(Flag):
     PAUSE = auto()
     PRESENCE = auto()
     """a dead worker's claims come back before their lease ends"""
+    STREAMS = auto()
+    """Spark queries consume its queues exactly once"""
     SHARED = auto()
     """several processes can use it at once"""
     DURABLE = auto()
@@ -241,6 +243,114 @@ class Store(Transport, Protocol):
 
     async def join(self, name: str | None = None) -> Presence:
         """Become a worker whose death others notice; later claims carry its mark."""
+
+
+class Slice(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a stream's claim: so many messages, from the first id up to, and without, the stop."""
+
+    first: UUID
+    stop: UUID | None
+    messages: int
+
+
+class StreamClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stream holds under one number; the same whenever it is asked for."""
+
+    stream: int
+    """The stream's own small number in this database."""
+    seq: int
+    messages: int
+    slices: tuple[Slice, ...]
+    claimed_us: int
+
+
+class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A stream as an operator sees it."""
+
+    name: str
+    epoch: int
+    """How often it was opened or released."""
+    acked_seq: int
+    """The last claim that was acknowledged."""
+    held: int
+    """Messages of claims that are not."""
+    held_for: float | None
+    """Seconds since the oldest of these claims; None: there is none."""
+    opened_us: int | None
+
+
+Settlement = Literal["ack", "nack", "reject"]
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """What a job has decided about a message of its stream's claim; applied when the claim is acknowledged."""
+
+    id: UUID
+    outcome: Settlement
+    delay: Seconds | None = None
+    """With nack: due so much later."""
+    reason: str | None = None
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """How many messages are due and not claimed, counted up to a limit, and when this was."""
+
+    messages: int
+    at_us: int
+
+
+@runtime_checkable
+class Streams(Protocol):
+    """What a Spark query needs of a store. Its claims never expire: they are acknowledged, or released by hand.
+
+    Each verb of the driver is fenced by the epoch: `StreamFenced` once somebody else has opened the stream.
+    """
+
+    async def open_stream(self, name: str, *, epoch: int | None = None, above: int = 0) -> tuple[int, int]:
+        """Become the stream's one driver; returns the epoch, and the last acknowledged claim.
+
+        Draws an epoch higher than `above` and any before; or takes the given one if that is the highest.
+        """
+
+    async def claim_for_stream(
+        self,
+        name: str,
+        epoch: int,
+        seq: int,
+        queues: Sequence[str],
+        limit: int,
+        *,
+        slices: int = 1,
+        until_us: int | None = None,
+        max_crashes: int | None = MAX_CRASHES,
+    ) -> StreamClaim | None:
+        """The claim of this number: as it was recorded, or else anew, in the order of claims; None: nothing is due.
+
+        Expired messages and those past `max_crashes` are FAILED; a suspect is claimed alone. `until_us`: only
+        what was published, and due, by then.
+        """
+
+    async def stream_claim(self, name: str, epoch: int, seq: int) -> StreamClaim | None:
+        """The claim of this number as it was recorded."""
+
+    async def ack_stream(
+        self, name: str, epoch: int, seq: int, *, unsettled: Settlement = "ack", messages: int | None = None
+    ) -> None:
+        """Apply the outcomes of all claims up to this number; `unsettled` stands for those not recorded.
+
+        `messages`: what the claim held when it was handed out; `ClaimLost` if it no longer does. Again is harmless;
+        a number below what was acknowledged is `StreamBehind`.
+        """
+
+    async def record_outcomes(self, name: str, outcomes: Sequence[Recorded]) -> list[UUID]:
+        """Note what shall become of messages of the open claim, the last word counts; returns ids not of it."""
+
+    async def release_stream(self, name: str) -> int:
+        """Fence out whoever drives the stream and give back what it holds; returns how many messages."""
+
+    async def streams(self) -> list[StreamStatus]: ...
+
+    async def waiting(self, queues: Sequence[str], limit: int = 100_000) -> Waiting: ...
 
 
 class Presence(Protocol):

@@ -271,12 +271,12 @@ def test_a_sqlite_file_without_our_tables(cli: Cli, sqlite_url: str) -> None:
 
 
 def test_a_table_of_another_version(cli: Cli, url: str) -> None:
-    execute(url, "UPDATE message_migration SET version = 77;")
+    execute(url, "INSERT INTO message_migration (version, name, applied_at) VALUES (77, 'later', 0);")
     caught(
         SchemaMismatch, lambda: millpond.connect(url), says="upgrade the millpond package", password=password_of(url)
     )
     assert "version 77" in cli.fails(1, "publish", "q", "1")
-    execute(url, "UPDATE message_migration SET version = 1;")
+    execute(url, "DELETE FROM message_migration WHERE version = 77;")
     assert cli.ok("list", "--json").json == {"messages": []}
 
 

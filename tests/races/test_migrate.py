@@ -10,10 +10,12 @@ from millpond.errors import NotMigrated, SchemaMismatch
 from millpond.transports.database import migrate as migrating
 from millpond.transports.database.dialect import Dialect
 from millpond.transports.database.migrate import Migration
+from millpond.transports.database.sqlite import SqliteDialect
 from tests.races.processes import Actors, report, until
 
+THIS = migrating.migrations(SqliteDialect())[-1].version
 NEXT = Migration(
-    2,
+    THIS + 1,
     "test",
     """
 CREATE TABLE {prefix}message_more (id INTEGER NOT NULL PRIMARY KEY);
@@ -26,7 +28,7 @@ CREATE INDEX {prefix}message_later ON {message} (later);
 ALTER TABLE {archive} ADD COLUMN later BIGINT;
 """,
 )
-AFTER_NEXT = Migration(3, "test", "CREATE TABLE {prefix}message_even_more (id INTEGER NOT NULL PRIMARY KEY);\n")
+AFTER_NEXT = Migration(THIS + 2, "test", "CREATE TABLE {prefix}message_even_more (id INTEGER NOT NULL PRIMARY KEY);\n")
 
 
 async def test_ten_at_once(url: str, actors: Actors) -> None:
@@ -72,7 +74,7 @@ async def test_those_before_go_on(url: str, actors: Actors, monkeypatch: pytest.
             await newer.close()
         return list(applied)
 
-    assert [m.version for m in await upgrade(NEXT)] == [2]
+    assert [m.version for m in await upgrade(NEXT)] == [THIS + 1]
     (before,) = await store.count(["q"])
 
     async def still_at_work() -> bool:
@@ -92,9 +94,9 @@ async def test_those_before_go_on(url: str, actors: Actors, monkeypatch: pytest.
     report("migration under load", url, messages=len(new), faults=1, lost=len(set(new) - set(done)))
     assert sorted(new) == sorted(done)
     await store.close()
-    # One that starts now, still of version 1, works with version 2, and refuses version 3.
+    # One that starts now, still of this version, works with the next, and refuses the one after that.
     late = await millpond.connect(url)
     await late.close()
-    assert [m.version for m in await upgrade(NEXT, AFTER_NEXT)] == [3]
+    assert [m.version for m in await upgrade(NEXT, AFTER_NEXT)] == [THIS + 2]
     with pytest.raises(SchemaMismatch, match="upgrade the millpond package"):
         await millpond.connect(url)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -99,45 +99,63 @@ class Lanes:
         return gaps
 
 
+Take = Callable[[int, int, Floor | None], Steps[tuple[int, Floor | None]]]
+"""Claim from a lane, at most so many, from a floor on: how many it were, and where the last one stood."""
+
+
 def claim_queue(
     d: Dialect, lanes: Lanes, queue: str, limit: int, stamp: Stamp, *, suspects: bool
 ) -> Steps[list[Claim]]:
     """Up to `limit` messages of one queue, or one suspect alone."""
+    claims: list[Claim] = []
+
+    def take(lane: int, wanted: int, floor: Floor | None) -> Steps[tuple[int, Floor | None]]:
+        rows = yield from _claim_lane(d, queue, lane, wanted, stamp, floor)
+        claims.extend(rows)
+        return len(rows), (rows[-1].due_us, d.id_in(rows[-1].receipt.id)) if rows else None
+
+    yield from walk(d, lanes, queue, limit, stamp.now, take, suspects=suspects)
+    return claims
+
+
+def walk(
+    d: Dialect, lanes: Lanes, queue: str, limit: int, now: int | None, take: Take, *, suspects: bool
+) -> Steps[int]:
+    """Take from the lanes of a queue in their order, or one suspect alone; returns how many were taken."""
     before = lanes.begin()
     began = monotonic()
-    due = yield from _due_lanes(d, lanes, queue, stamp.now)
+    due = yield from due_lanes(d, lanes, queue, now)
     took = monotonic() - began
     if before is not None:
         lanes.looked_below(before, due, began, took)
     suspect = [lane for lane in due if lane >= sql.SUSPECT_LANE] if suspects else []
-    claims: list[Claim] = []
-    if lanes.suspects_turn and (claims := (yield from _claim_suspect(d, lanes, queue, suspect, stamp))):
-        return claims
+    if lanes.suspects_turn and (yield from _take_suspect(lanes, suspect, take)):
+        return 1
+    taken = 0
     for lane in due:
         if lane >= sql.SUSPECT_LANE:
             break
-        wanted = limit - len(claims)
-        rows = yield from _claim_lane(d, queue, lane, wanted, stamp, lanes.floor(lane))
-        if rows:
-            last = (rows[-1].due_us, d.id_in(rows[-1].receipt.id))
-            lanes.claimed(lane, last, (before or {}).get(lane) if len(rows) < wanted else None)
-        claims += rows
-        lanes.suspects_turn = lanes.suspects_turn or bool(rows)
-        if len(claims) == limit:
-            return claims
+        wanted = limit - taken
+        count, last = yield from take(lane, wanted, lanes.floor(lane))
+        if last is not None:
+            lanes.claimed(lane, last, (before or {}).get(lane) if count < wanted else None)
+        taken += count
+        lanes.suspects_turn = lanes.suspects_turn or count > 0
+        if taken == limit:
+            return taken
     if before is None and lanes.look_again(took):
         lanes.fall()
-        claims += yield from claim_queue(d, lanes, queue, limit - len(claims), stamp, suspects=suspects and not claims)
-    return claims or (yield from _claim_suspect(d, lanes, queue, suspect, stamp))
+        taken += yield from walk(d, lanes, queue, limit - taken, now, take, suspects=suspects and not taken)
+    return taken or (yield from _take_suspect(lanes, suspect, take))
 
 
-def _claim_suspect(d: Dialect, lanes: Lanes, queue: str, due: Sequence[int], stamp: Stamp) -> Steps[list[Claim]]:
+def _take_suspect(lanes: Lanes, due: Sequence[int], take: Take) -> Steps[int]:
     for lane in due:
-        rows = yield from _claim_lane(d, queue, lane, 1, stamp, None)
-        if rows:
+        count, _ = yield from take(lane, 1, None)
+        if count:
             lanes.suspects_turn = False
-            return rows
-    return []
+            return count
+    return 0
 
 
 def claim_ids(d: Dialect, queues: Sequence[str], ids: Sequence[Any], limit: int, stamp: Stamp) -> Steps[list[Claim]]:
@@ -212,7 +230,7 @@ def next_due(d: Dialect, lanes: Lanes, queue: str, now: int | None) -> Steps[int
     return soonest
 
 
-def _due_lanes(d: Dialect, lanes: Lanes, queue: str, now: int | None) -> Steps[list[int]]:
+def due_lanes(d: Dialect, lanes: Lanes, queue: str, now: int | None) -> Steps[list[int]]:
     while True:
         gaps = lanes.gaps()
         floors = [lanes.floor(low) if low == high else None for low, high in gaps]

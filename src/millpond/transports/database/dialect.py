@@ -17,6 +17,7 @@ from millpond.errors import InvalidOption
 from millpond.message import id_of
 from millpond.transports.database.statement import Many, Statement, Step, Steps, Style
 from millpond.transports.database.statements import KEEP_EACH, REQUEUE
+from millpond.transports.database.stream_statements import NOTE
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,30}")
 
@@ -84,7 +85,11 @@ class Dialect(ABC):
     overrides: ClassVar[Mapping[str, str]] = {}
     """Shared text -> this database's own, each with its reason beside it."""
 
-    TABLES = ("message", "archive", "dedupe", "once", "queue", "worker", "migration", "lot", "staging", "written")
+    TABLES = (
+        *("message", "archive", "dedupe", "once", "queue", "worker", "migration"),
+        *("stream", "stream_claim", "stream_message"),
+        *("lot", "staging", "written"),
+    )
 
     def __init__(self, *, schema: str | None = None, prefix: str = "") -> None:
         for what, value in (("schema", schema), ("table_prefix", prefix or None)):
@@ -160,6 +165,11 @@ class Dialect(ABC):
             [(*shared, id_, reason, error) for id_, reason, error in rows],
         )
 
+    def note_outcomes(self, params: dict[str, Any], rows: Sequence[tuple[Any, str, int | None, str | None]]) -> Step:
+        """Note (id, outcome, delay, reason) beside the messages of a stream's claim, in the fastest way there is."""
+        shared = tuple(params.values())
+        return Many(self.sql(NOTE), (*params, "id", "outcome", "delay", "reason"), [(*shared, *row) for row in rows])
+
     @abstractmethod
     def trouble(self, error: BaseException) -> Trouble:
         """What a driver's exception means."""
@@ -188,6 +198,9 @@ _TABLE_NAMES = {
     "queue": "message_queue",
     "worker": "message_worker",
     "migration": "message_migration",
+    "stream": "message_stream",
+    "stream_claim": "message_stream_claim",
+    "stream_message": "message_stream_message",
     "lot": "message_lot",
     "staging": "message_staging",
     "written": "message_written",

@@ -14,6 +14,7 @@ import asyncpg
 from millpond.clock import micros
 from millpond.errors import InvalidOption, InvalidURL
 from millpond.transports.database import statements as sql
+from millpond.transports.database import stream_statements as streams
 from millpond.transports.database.borrowed import BorrowedEngine, source
 from millpond.transports.database.dialect import Dialect, Fused, Trouble
 from millpond.transports.database.engine import Engine, Mode
@@ -140,8 +141,8 @@ class PostgresDialect(Dialect):
     words = {
         "now": "coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)",
         "key": "key",
-        "ids": "= ANY(:ids::uuid[])",
         "id_text": "id::text",
+        "ids": "= ANY(:ids::uuid[])",
         "queues": "= ANY(:queues::text[])",
         "states": "= ANY(:states::text[])",
         "lots": "= ANY(:lots::bigint[])",
@@ -165,6 +166,9 @@ class PostgresDialect(Dialect):
         "archive_id_index": "",
         "delete_a": "DELETE FROM",
         "or_update": "ON CONFLICT (name) DO UPDATE SET",
+        # Not IN (SELECT …): planned as a join while the tables are empty, it reads all messages ever after.
+        "in_select": "= ANY(ARRAY(",
+        "end_select": "))",
         "names": "json_array_elements_text(:names::json) AS n(name)",
         "above_floor": "AND (m.due_at, m.id) >= (g.floor_due, g.floor_id)",
         "from_floor": "AND (m.due_at, m.id) >= (:floor_due::bigint, :floor_id::uuid)",
@@ -187,6 +191,10 @@ class PostgresDialect(Dialect):
             "floor_ids": [id_ for _, id_ in floors],
         }
         return Query(self.sql(sql.PROBE), params | arrays)
+
+    def note_outcomes(self, params: dict[str, Any], rows: Sequence[tuple[Any, str, int | None, str | None]]) -> Step:
+        arrays = dict(zip(("ids", "outcomes", "delays", "reasons"), map(list, zip(*rows, strict=True)), strict=True))
+        return Query(self.sql(streams.FUSED_NOTE), {**params, **arrays})
 
     def prelude(self) -> Sequence[str]:
         create = [f"CREATE SCHEMA IF NOT EXISTS {self.quote(self.schema)}"] if self.schema else []

@@ -67,6 +67,9 @@ class SqliteDialect(Dialect):
         "archive_id_index": "INDEXED BY {prefix}message_archive_id",
         "delete_a": "DELETE FROM",
         "or_update": "ON CONFLICT (name) DO UPDATE SET",
+        "in_select": "IN (",
+        "end_select": ")",
+        "inner": "CROSS JOIN",
         "names": "(SELECT value AS name FROM json_each(:names)) AS n",
         # Dead rows leave an index at once, so that there is nothing to step over.
         "above_floor": "",

@@ -28,6 +28,7 @@ from millpond.transports.database.operations import Operations
 from millpond.transports.database.options import StoreOptions
 from millpond.transports.database.presence import WorkerPresence, reap_dead
 from millpond.transports.database.statement import Steps
+from millpond.transports.database.streaming import StreamVerbs
 from millpond.transports.url import Url
 
 T = TypeVar("T")
@@ -43,6 +44,7 @@ CAPABILITIES = (
     | Capability.ARCHIVE
     | Capability.PAUSE
     | Capability.PRESENCE
+    | Capability.STREAMS
     | Capability.SHARED
     | Capability.DURABLE
 )
@@ -50,7 +52,7 @@ _REAP_EVERY = 1.0
 _LOOK_AGAIN = 0.02
 
 
-class DatabaseStore(Operations):
+class DatabaseStore(Operations, StreamVerbs):
     """A store on one database."""
 
     capabilities = CAPABILITIES
