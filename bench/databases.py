@@ -20,6 +20,7 @@ from bench.raw_postgres import RawPostgres
 from bench.raw_sqlite import RawSqlite
 from bench.side import PAYLOAD, PRIORITY, QUEUE, Side
 from servers import MariaDB, Postgres
+from servers.processes import cpu_of
 
 COLUMNS = "id, queue, priority, lane, due_at, state, payload, created_at"
 BASE = 1_700_000_000_000_000
@@ -46,6 +47,9 @@ class Database(Protocol):
 
     def hold(self, url: str) -> AbstractAsyncContextManager[None]:
         """Keep a transaction open that still sees everything."""
+
+    def cpu(self) -> float:
+        """Seconds of processor time that the server has used so far."""
 
     def facts(self) -> Mapping[str, Any]: ...
 
@@ -92,6 +96,9 @@ class PostgresDatabase:
         await connection.fetch("SELECT 1 FROM message LIMIT 1")
         yield
         await connection.close()
+
+    def cpu(self) -> float:
+        return cpu_of(self._server.pid)
 
     def facts(self) -> Mapping[str, Any]:
         names = ("server_version", "shared_buffers", "max_wal_size", "fsync", "synchronous_commit")
@@ -143,6 +150,9 @@ class MariadbDatabase:
         with self._server.connect(url.rpartition("/")[2]) as connection, connection.cursor() as cursor:
             cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
             yield
+
+    def cpu(self) -> float:
+        return cpu_of(self._server.pid)
 
     def facts(self) -> Mapping[str, Any]:
         names = ("version", "innodb_buffer_pool_size", "innodb_log_file_size", "innodb_flush_log_at_trx_commit")
@@ -196,6 +206,9 @@ class SqliteDatabase:
         connection.execute("SELECT 1 FROM message LIMIT 1").fetchall()
         yield
         connection.close()
+
+    def cpu(self) -> float:
+        return 0.0  # there is no server
 
     def facts(self) -> Mapping[str, Any]:
         return {"driver": f"sqlite3 {sqlite3.sqlite_version}", "journal_mode": "wal", "synchronous": "full"}

@@ -5,43 +5,18 @@ import statistics
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 
 from bench.databases import Database
 from bench.measure import Measurement, Work, ratio, take_turns
+from bench.scenario import Scenario, fresh
 from bench.side import Side
 from bench.sizes import Sizes
 from bench.store_side import StoreSide, open_store
-
-Run = Callable[["Scenario", Database, Sizes], Awaitable[list[Measurement]]]
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """One kind of measurement on one database."""
-
-    database: str
-    kind: str
-    run: Run
-    bar: float | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.database}-{self.kind}"
-
+from bench.worker_scenarios import WORKER_SCENARIOS
 
 RAW = "raw_"
 """The prefix of the tables that the work by hand uses, made by the same migrations."""
-
-
-@asynccontextmanager
-async def fresh(database: Database) -> AsyncIterator[str]:
-    url = database.create()
-    try:
-        yield url
-    finally:
-        database.drop(url)
 
 
 @asynccontextmanager
@@ -279,7 +254,7 @@ def _all() -> list[Scenario]:
         Scenario("mariadb", "memory", memory, 50),
         Scenario("sqlite", "memory", memory, 50),
     ]
-    return found
+    return [*found, *WORKER_SCENARIOS]
 
 
 SCENARIOS = _all()

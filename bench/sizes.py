@@ -29,6 +29,13 @@ class Sizes:
     held_rounds: int
     memory: int
     """Messages that pass while the process's memory is watched."""
+    worker: int
+    """Messages that workers handle in a round."""
+    peers: Mapping[str, int]
+    """Messages that other queues handle in a round; fewer where they are slow, and the fewer the faster they are."""
+    latency: int
+    """Messages, 20 a second, whose way to the handler is timed."""
+    latency_rounds: int
 
 
 FULL = Sizes(
@@ -44,6 +51,10 @@ FULL = Sizes(
     held={"postgres": 500_000, "mariadb": 100_000},
     held_rounds=2,
     memory=1_000_000,
+    worker=50_000,
+    peers={"pgqueuer": 50_000, "outbox": 30_000, "sqlbroker": 15_000, "procrastinate": 3_000},
+    latency=200,
+    latency_rounds=3,
 )
 QUICK = Sizes(
     rounds=3,
@@ -58,6 +69,10 @@ QUICK = Sizes(
     held={"postgres": 100_000, "mariadb": 20_000},
     held_rounds=1,
     memory=100_000,
+    worker=25_000,
+    peers={"pgqueuer": 25_000, "outbox": 10_000, "sqlbroker": 5_000, "procrastinate": 1_000},
+    latency=100,
+    latency_rounds=1,
 )
 TINY = Sizes(
     rounds=1,
@@ -72,4 +87,8 @@ TINY = Sizes(
     held={"postgres": 80, "mariadb": 80},
     held_rounds=1,
     memory=200,
+    worker=80,
+    peers={"pgqueuer": 80, "outbox": 80, "sqlbroker": 80, "procrastinate": 80},
+    latency=10,
+    latency_rounds=1,
 )

@@ -1,7 +1,7 @@
 """What every contestant does: handle `count` messages of 200 bytes, and say how long that took.
 
-Run as `python run_NAME.py drain|latency URL COUNT` in its own process and virtual environment; prints one line of
-JSON. Time runs from the first handler call to the last, so that nobody's start-up counts.
+Run as `python run_NAME.py drain|latency COUNT < url` in its own process and virtual environment; prints one line of
+JSON. Time runs from the first handler call to the last, so that nobody's start-up counts, nor anybody's last acks.
 """
 
 import asyncio
@@ -48,7 +48,8 @@ class Contest:
 
 
 def main(drain: Callable[[str, Contest], Awaitable[None]], latency: Callable[[str, Contest], Awaitable[None]]) -> None:
-    mode, url, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    mode, count = sys.argv[1], int(sys.argv[2])
+    url = sys.stdin.read().strip()  # not among the arguments: it has a password
 
     async def run() -> Contest:
         contest = Contest(count)

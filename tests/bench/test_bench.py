@@ -8,15 +8,22 @@ import pytest
 from rich.console import Console
 
 from bench.__main__ import measure
+from bench.contestants import MILLPOND, contest
 from bench.databases import MariadbDatabase, PostgresDatabase, SqliteDatabase
 from bench.measure import Measurement, ratio, take_turns
 from bench.report import BEGIN, END, print_table, write_json, write_markdown
-from bench.scenarios import SCENARIOS, Scenario
+from bench.scenario import Scenario
+from bench.scenarios import SCENARIOS
 from bench.sizes import TINY
 from servers import MariaDB, Postgres
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def marked(scenario: Scenario) -> object:
+    # Peers are installed for their measurements, which takes minutes.
+    return pytest.param(scenario, marks=[pytest.mark.long, pytest.mark.timeout(600)] if scenario.peers else [])
+
+
+@pytest.mark.parametrize("scenario", [marked(s) for s in SCENARIOS], ids=[s.name for s in SCENARIOS])
 async def test_every_measurement_runs(scenario: Scenario, postgres_server: Postgres, mariadb_server: MariaDB) -> None:
     databases = {
         "postgres": lambda: PostgresDatabase(postgres_server),
@@ -32,6 +39,14 @@ async def test_every_measurement_runs(scenario: Scenario, postgres_server: Postg
             assert measurement.low > 0
             assert all(rate > 0 for rate in measurement.per_second.values())
         assert "driver" in measurement.facts
+
+
+async def test_a_contest_is_timed(postgres_url: str) -> None:
+    """What peers do too, by Millpond alone"""
+    drain = await contest(MILLPOND, "drain", 100, postgres_url)
+    assert drain["count"] == 100 and drain["seconds"] > 0
+    latency = await contest(MILLPOND, "latency", 5, postgres_url)
+    assert 0 < latency["p50"] <= latency["p99"]
 
 
 async def test_both_sides_take_turns_in_going_first() -> None:

@@ -1,0 +1,160 @@
+"""The worker: against the store it stands on, against itself, and against other queues on PostgreSQL."""
+
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from bench.contestants import MILLPOND, contest, work
+from bench.databases import Database
+from bench.measure import Measurement, Work, ratio, take_turns
+from bench.scenario import Scenario, fresh
+from bench.sizes import Sizes
+from bench.store_side import open_store
+
+AT_LEAST = {"pgqueuer": 3.0, "procrastinate": 30.0, "outbox": 5.0, "sqlbroker": 10.0}
+"""How many times as many messages a worker shall handle."""
+
+
+class Working:
+    """A drain of a filled database by processes of one kind; keeps what share of the processors they had."""
+
+    def __init__(self, database: Database, sizes: Sizes, kind: str, processes: int = 1) -> None:
+        self._database = database
+        self._sizes = sizes
+        self._kind = kind
+        self._processes = processes
+        self.server_cpus: list[float] = []
+        self.own_cpus: list[float] = []
+
+    async def __call__(self) -> float:
+        database, count = self._database, self._sizes.worker
+        async with fresh(database) as url:
+            await (await open_store(url)).close()
+            if self._kind != "coroutines":
+                await database.fill(url, "", 1, count)
+                await database.tidy(url)
+            before = database.cpu()
+            answers = await work(self._kind, count, self._sizes.batch, url, self._processes)
+            server = database.cpu() - before
+        took = max(a["last"] for a in answers) - min(a["first"] for a in answers if a["count"])
+        self.server_cpus.append(server / took)
+        self.own_cpus.append(sum(a["cpu"] for a in answers) / took)
+        return took
+
+    def facts(self) -> dict[str, float]:
+        return {
+            "processors for the server": round(statistics.median(self.server_cpus), 2),
+            "processors for the processes": round(statistics.median(self.own_cpus), 2),
+        }
+
+
+async def against_store(scenario: Scenario, database: Database, sizes: Sizes) -> list[Measurement]:
+    """What claims, handlers and the gathering of outcomes cost on top of the store."""
+    worker, store = Working(database, sizes, "worker"), Working(database, sizes, "store")
+    took = await take_turns({"worker": worker, "store": store}, sizes.rounds)
+    what, against = "drain by a worker, no-op async handler", "the store without handlers"
+    result = ratio(scenario.name, what, against, took["worker"], took["store"], sizes.worker, at_least=scenario.bar)
+    return [result.with_facts(worker.facts())]
+
+
+async def two_workers(scenario: Scenario, database: Database, sizes: Sizes) -> list[Measurement]:
+    """A second process, and what a second process brings to SQL by hand: that is what the database has to give."""
+    works = {
+        "one": Working(database, sizes, "worker"),
+        "two": Working(database, sizes, "worker", 2),
+        "raw one": Working(database, sizes, "raw"),
+        "raw two": Working(database, sizes, "raw", 2),
+    }
+    took = await take_turns(works, sizes.rounds)
+    count = sizes.worker
+    workers = ratio(
+        scenario.name, "drain by two worker processes", "one", took["two"], took["one"], count, at_least=scenario.bar
+    )
+    raw = ratio(f"{scenario.name}-raw", "raw drain by two processes", "one", took["raw two"], took["raw one"], count)
+    return [
+        workers.with_facts(works["two"].facts() | {"processors": os.cpu_count() or 0}),
+        raw.with_facts(works["raw two"].facts()),
+    ]
+
+
+async def slow_handlers(scenario: Scenario, database: Database, sizes: Sizes) -> list[Measurement]:
+    """Handlers that wait 5 ms, 200 at once, against the same coroutines without a queue, until the database's limit:
+    where that is lower, it is what can be reached."""
+    kinds = ("slow", "coroutines", "store")
+    works = {kind: Working(database, sizes, kind) for kind in kinds}
+    took = await take_turns(works, sizes.rounds)
+    limit = [max(pair) for pair in zip(took["coroutines"], took["store"], strict=True)]
+    count = sizes.worker
+    what = "async handlers of 5 ms, 200 at once"
+    slow = took["slow"]
+    plain = ratio(f"{scenario.name}-plain", what, "the same coroutines", slow, took["coroutines"], count)
+    limited = ratio(
+        scenario.name, what, "the same coroutines, or the store's drain", slow, limit, count, at_least=scenario.bar
+    )
+    return [limited.with_facts(works["slow"].facts()), plain]
+
+
+async def drain_peers(scenario: Scenario, database: Database, sizes: Sizes) -> list[Measurement]:
+    """One worker process of each, at the best settings that were found for it. They differ too much to handle the same
+    number of messages, so that seconds are for one message."""
+
+    def turn(name: str, count: int) -> Work:
+        async def drain() -> float:
+            async with fresh(database) as url:
+                return (await contest(name, "drain", count, url))["seconds"] / count
+
+        return drain
+
+    counts = {MILLPOND: sizes.worker, **sizes.peers}
+    took = await take_turns({name: turn(name, count) for name, count in counts.items()}, sizes.rounds)
+    what = "drain by one worker process"
+    return [
+        ratio(f"{scenario.name}-{peer}", what, peer, took[MILLPOND], took[peer], 1, at_least=AT_LEAST[peer]).with_facts(
+            {"messages": sizes.worker, f"messages of {peer}": sizes.peers[peer]}
+        )
+        for peer in sizes.peers
+    ]
+
+
+async def latency_peers(scenario: Scenario, database: Database, sizes: Sizes) -> list[Measurement]:
+    """From publish to handler, on an idle worker, 20 messages a second."""
+    found: dict[str, dict[str, list[float]]] = {"p50": {}, "p99": {}}
+
+    async def turn(name: str) -> float:
+        async with fresh(database) as url:
+            answer = await contest(name, "latency", sizes.latency, url)
+        for which, by_name in found.items():
+            by_name.setdefault(name, []).append(1000 * answer[which])
+        return answer["p50"]
+
+    await take_turns({name: partial(turn, name) for name in (MILLPOND, *sizes.peers)}, sizes.latency_rounds)
+    return [_against_best(scenario, which, by_name, sizes.latency) for which, by_name in found.items()]
+
+
+def _against_best(scenario: Scenario, which: str, by_name: Mapping[str, Sequence[float]], count: int) -> Measurement:
+    """A ratio to whichever peer was the best of them over all rounds."""
+    ours = by_name[MILLPOND]
+    medians = {name: statistics.median(values) for name, values in by_name.items()}
+    best = min((name for name in by_name if name != MILLPOND), key=medians.__getitem__)
+    ratios = [a / b for a, b in zip(ours, by_name[best], strict=True)]
+    return Measurement(
+        name=f"{scenario.name}-{which}",
+        what=f"publish to handler at 20/s, {which}: {medians[MILLPOND]:.1f} ms",
+        against=f"{best}, the best peer: {medians[best]:.1f} ms",
+        value=statistics.median(ratios),
+        unit="ratio",
+        low=min(ratios),
+        high=max(ratios),
+        at_most=scenario.bar,
+        facts={"messages": count, **{f"ms of {name}": round(ms, 2) for name, ms in medians.items()}},
+    )
+
+
+WORKER_SCENARIOS = [
+    Scenario("postgres", "worker", against_store, 0.6),
+    Scenario("postgres", "two-workers", two_workers, 1.2),
+    Scenario("postgres", "slow-handlers", slow_handlers, 0.8),
+    Scenario("postgres", "peers-drain", drain_peers, peers=True),
+    Scenario("postgres", "peers-latency", latency_peers, 1.0, peers=True),
+]
