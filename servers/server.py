@@ -147,6 +147,8 @@ class Server:
         done = subprocess.run(
             command,
             cwd=self.folder,
+            # Of its own: mariadb-install-db removes what it takes for leftovers, also those of a neighbour.
+            env={**os.environ, "TMPDIR": str(self.folder)},
             capture_output=True,
             text=True,
             check=False,
