@@ -6,7 +6,7 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 
-_given: set[int] = set()
+_claims: list[socket.socket] = []
 
 
 def free_port() -> int:
@@ -16,16 +16,21 @@ def free_port() -> int:
     lowest_client_port = int(range_file.read_text().split()[0]) if range_file.exists() else 32768
     for _ in range(1000):
         port = random.randrange(10_000, lowest_client_port)
-        if port not in _given and _is_free(port):
-            _given.add(port)
+        if _claim(port):
             return port
     raise RuntimeError("no free loopback port found")
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
+def _claim(port: int) -> bool:
+    """Between the look and the server's start another process may look too, so each leaves a name in the kernel's
+    abstract namespace, which only one can have and which goes with its process."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0millpond-port-{port}")
+        with socket.socket() as probe:
             probe.bind((LOOPBACK, port))
-        except OSError:
-            return False
+    except OSError:
+        claim.close()
+        return False
+    _claims.append(claim)
     return True
