@@ -12,9 +12,9 @@ from millpond import GiveBack, ManualClock, Nack, Store
 from millpond.errors import InvalidTime
 from tests.conformance.messages import claim_one, publish
 
-LONG = 30.0
+LONG = 300.0
 """Nobody waits this long: what should wake up does so in milliseconds."""
-SOON = 5.0
+SOON = 60.0
 
 
 async def waiting(transport: Store, queues: list[str]) -> asyncio.Task[None]:

@@ -60,7 +60,7 @@ async def test_nothing_listens(url: str) -> None:
     error = await error_of(url.replace(str(urlsplit(url).port), "1"))
     assert type(error) is Unreachable
     assert error.retryable
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 async def test_unknown_host(url: str) -> None:
@@ -72,7 +72,7 @@ async def test_a_silent_host(url: str) -> None:
         proxy.black_hole()
         started = time.monotonic()
         assert type(await error_of(proxy.url(url), call_timeout=1)) is Unreachable
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30
 
 
 async def test_unknown_database(url: str) -> None:

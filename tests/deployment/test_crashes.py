@@ -69,7 +69,7 @@ async def test_a_server_that_stays_away(server: Postgres | MariaDB) -> None:
     ]
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(result) for result in results] == [StoreUnavailable] * 3
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
     await asyncio.to_thread(server.start)
     assert await store.settle([Ack(claim.receipt)]) == []
     await store.close()

@@ -15,6 +15,9 @@ from servers import Proxy
 from tests.deployment.work import everything_at_once
 from tests.transactions.callers import address, sqlalchemy_url
 
+CALL_TIMEOUT = 1.0
+"""Short, but longer than a call takes on a busy machine."""
+
 
 @pytest.fixture(params=["postgres", "mariadb"])
 def url(request: pytest.FixtureRequest) -> str:
@@ -59,7 +62,7 @@ async def test_more_calls_than_connections_wait(url: str) -> None:
     await asyncio.gather(watching, return_exceptions=True)
     assert 1 <= most <= 2
     await store.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while connections(url):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
@@ -75,8 +78,14 @@ async def test_a_call_that_is_cancelled_costs_no_connection(url: str) -> None:
     await store.close()
 
 
+async def impatient(url: str, proxy: Proxy, **options: Any) -> Any:
+    """Migrated without haste."""
+    await (await millpond.connect(url, migrate=True)).close()
+    return await millpond.connect(proxy.url(url), call_timeout=CALL_TIMEOUT, **options)
+
+
 async def test_a_black_hole_is_noticed(url: str, proxy: Proxy) -> None:
-    store = await millpond.connect(proxy.url(url), migrate=True, call_timeout=0.5, reconnect_timeout=1)
+    store = await impatient(url, proxy, reconnect_timeout=1)
     proxy.black_hole()
     big = [Message(queue="q", payload=bytes(900_000)) for _ in range(20)]  # more than any buffer takes
     calls: list[Any] = [
@@ -88,7 +97,7 @@ async def test_a_black_hole_is_noticed(url: str, proxy: Proxy) -> None:
     ]
     started = time.monotonic()
     results = await asyncio.gather(*calls, return_exceptions=True)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
     assert [type(result) for result in results] == [StoreUnavailable] * 5
     assert all(result.retryable for result in results)
     proxy.resume()
@@ -98,10 +107,10 @@ async def test_a_black_hole_is_noticed(url: str, proxy: Proxy) -> None:
 
 async def test_a_short_black_hole_is_only_a_delay(url: str, proxy: Proxy) -> None:
     """The call is made again by itself, and the message is there once."""
-    store = await millpond.connect(proxy.url(url), migrate=True, call_timeout=0.5, reconnect_timeout=20)
+    store = await impatient(url, proxy, reconnect_timeout=60)
     proxy.black_hole()
     call = asyncio.create_task(store.publish([Message(queue="q", payload=b"x")]))
-    await asyncio.sleep(1.2)
+    await asyncio.sleep(2.2 * CALL_TIMEOUT)
     assert not call.done()
     proxy.resume()
     assert (await call)[0].new
@@ -111,12 +120,13 @@ async def test_a_short_black_hole_is_only_a_delay(url: str, proxy: Proxy) -> Non
 
 async def test_a_black_hole_on_the_callers_own_engine(postgres_url: str, postgres_proxy: Proxy) -> None:
     engine = create_async_engine(sqlalchemy_url(postgres_proxy.url(postgres_url), "asyncpg"))
-    store = await millpond.connect("postgresql://", pool=engine, migrate=True, call_timeout=0.5, reconnect_timeout=1)
+    await (await millpond.connect(postgres_url, migrate=True)).close()
+    store = await millpond.connect("postgresql://", pool=engine, call_timeout=CALL_TIMEOUT, reconnect_timeout=1)
     postgres_proxy.black_hole()
     started = time.monotonic()
     with pytest.raises(StoreUnavailable):
         await store.claim(["q"])
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 30
     postgres_proxy.resume()
     await store.claim(["q"])
     await store.close()

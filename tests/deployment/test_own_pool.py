@@ -174,7 +174,7 @@ async def test_a_presence_ends_with_its_session(postgres_url: str) -> None:
         locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
         assert await pool.fetchval(locks) == 1
         await presence.leave()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await pool.fetchval(locks):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await store.close()

@@ -25,7 +25,7 @@ async def test_on_postgresql(postgres_url: str) -> None:
     await twin.execute("BEGIN")
     await twin.execute(WRITTEN.replace("%s", "$1"), id_)
     second = asyncio.create_task(store.publish([Message(queue="q", payload=b"x", id=id_)]))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await twin.fetchval("SELECT 1 FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await twin.execute("COMMIT")
@@ -41,7 +41,7 @@ async def test_on_mariadb(mariadb_url: str) -> None:
     with closing(pymysql.connect(**address(mariadb_url))) as twin, twin.cursor() as cursor:
         cursor.execute(WRITTEN, [id_.bytes])
         second = asyncio.create_task(store.publish([Message(queue="q", payload=b"x", id=id_)]))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not cursor.execute("SELECT 1 FROM information_schema.innodb_lock_waits"):  # noqa: ASYNC110
                 await asyncio.sleep(0.2)  # the server answers with what it said before unless left alone for 0.1 s
         twin.commit()

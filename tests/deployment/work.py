@@ -29,7 +29,7 @@ async def everything(store: Store, queue: str) -> None:
 async def claim_all(store: Store, queue: str, count: int) -> list[Claim]:
     """A claim steps over what others hold for a moment, as neighbours of their own rows."""
     claims: list[Claim] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(claims) < count:
             claims += await store.claim([queue], limit=100, lease=60)
     assert len(claims) == count

@@ -33,7 +33,7 @@ async def test_orders_are_taken_shipped_and_mailed_once(shop: ModuleType) -> Non
             await client.post("/orders", json={"sku": "unicorn", "quantity": 1})
         await shop.pond.publish("orders", {"order_id": 999})
         running = asyncio.create_task(worker.pond.run(signals=False))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             while not running.done():
                 stats = {s.queue: s.counts for s in await store.count()}
                 orders = stats["orders"]

@@ -18,7 +18,7 @@ from tests.faults.conftest import Everywhere
 from tests.faults.ground import PATIENT, SERVERS, Ground
 from tests.faults.processes import beside, some_time, stop, until
 
-RESUME = 10.0
+RESUME = 30.0
 """Seconds after the server's return by which workers must be at work again."""
 
 

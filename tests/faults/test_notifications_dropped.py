@@ -42,7 +42,7 @@ async def test_polling_finds_everything(everywhere: Everywhere, long: bool) -> N
         await here.report("notifications dropped", tally, messages, found_after=f"{max(waits):.2f}s")
         assert not tally.lost
         assert tally.doubled == 0
-        assert max(waits) < MAX_POLL + 1.0, waits  # a poll, and the time of a busy machine
+        assert max(waits) < MAX_POLL + 15, waits  # a poll, and the time of a busy machine
 
     await everywhere(scenario)
 

@@ -160,7 +160,7 @@ async def test_locked_messages_are_left_as_they_are(store: Store, url: str) -> N
     """SQLite has no locks on rows"""
     one, two = await publish(store, message(), message())
     with closing(lock(url, one)):  # type: ignore[type-var]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert await store.reschedule([one, two], priority=3) == [two]
             assert await store.cancel([one, two]) == [two]
     assert await counts(store) == {State.PENDING: 1, State.FAILED: 1}
@@ -175,8 +175,8 @@ async def test_it_wakes_who_waits(url: str, connect: Callable[..., object]) -> N
     await store.pause("q")
     for wake in (lambda: store.reschedule([id_], delay=0), lambda: store.resume("q")):
         await other.claim(["q"])
-        waiting = asyncio.create_task(other.wait(["q"], 30))
-        async with asyncio.timeout(10):
+        waiting = asyncio.create_task(other.wait(["q"], 300))
+        async with asyncio.timeout(60):
             while not waiting.done():  # who listens may not have begun
                 await wake()
                 await asyncio.wait([waiting], timeout=0.2)

@@ -143,7 +143,7 @@ async def test_a_transaction_held_open_stops_neither_purge_nor_settles(
     first, second = await claim(store, number=2)
     with psycopg.connect(postgres_url) as lunch:
         lunch.execute("SELECT count(*) FROM message_archive")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             purging = asyncio.create_task(store.purge(older_than=1 * DAY))
             assert await store.settle([Ack(first.receipt)]) == []
             assert await purging == 50

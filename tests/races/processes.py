@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parents[2]
-SOON = 40.0
+SOON = 60.0
 """Nothing that a test waits for takes longer, however busy the machine."""
 
 

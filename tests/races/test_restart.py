@@ -15,7 +15,7 @@ from tests.races.roles import beating
 WORKERS, EACH = 3, 1_000
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_none_is_delivered_again(actors: Actors) -> None:
     with Postgres() as postgres, MariaDB() as mariadb:
         await asyncio.gather(restarts(postgres, actors), restarts(mariadb, actors))

@@ -72,7 +72,7 @@ async def test_it_stalls(scene: Scene) -> None:
     held, lapsed, acked, extended = await scene.claimed(4, 0.2)
     assert await store.extend([acked.receipt, extended.receipt], 60) == []
     assert await store.settle([Ack(held.receipt)], within=scene.hand.within) == []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         # Its lease is over, but its row is in somebody's hands.
         assert await until(store.reap) == 1
         assert await scene.state(lapsed) == [(State.PENDING, 1)]

@@ -42,7 +42,7 @@ async def test_kill_9(url: str, store: Store, actors: Actors) -> None:
             return len(claims) >= COUNT
 
         reaping = asyncio.create_task(until(store.reap, every=1))  # as a worker does; the living one does too
-        await until(all_are_back, within=15)
+        await until(all_are_back)
         seconds = time.monotonic() - killed_at
         reaping.cancel()
         assert False not in beats
@@ -53,7 +53,7 @@ async def test_kill_9(url: str, store: Store, actors: Actors) -> None:
     assert all(c.redelivered and c.deliveries == 2 and c.attempts == 0 for c in claims)
     assert await store.settle([Ack(c.receipt) for c in claims]) == []
     report("kill -9 of a worker", url, messages=COUNT, faults=2, seconds=round(seconds, 2))
-    assert seconds < 4
+    assert seconds < 15  # about two on a quiet machine, and not the 600 of the lease
     await presence.leave()
     if url.startswith("sqlite"):
         await living.ends()

@@ -252,7 +252,7 @@ async def test_two_publishers_of_one_id_wait_for_each_other(postgres: Store, pos
             await second.execute("BEGIN")
             assert (await postgres.publish([given], within=first))[0].new
             waiting = asyncio.create_task(postgres.publish([given], within=second))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not await first.fetchval("SELECT 1 FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             await first.execute(outcome)

@@ -110,11 +110,15 @@ async def working(pond: Millpond, **options: Any) -> AsyncIterator[None]:
         yield
     finally:
         pond.stop()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(SOON):
             await run
 
 
-async def until(condition: Callable[[], Any], within: float = 10.0) -> Any:
+SOON = 60.0
+"""Nothing that a test waits for takes longer, however busy the machine."""
+
+
+async def until(condition: Callable[[], Any], within: float = SOON) -> Any:
     """Look until it is so; fails after a while."""
     async with asyncio.timeout(within):
         while True:
@@ -131,7 +135,7 @@ async def row(pond: Millpond, id_: UUID) -> Row:
     return found
 
 
-async def became(pond: Millpond, id_: UUID, state: State, within: float = 10.0) -> Row:
+async def became(pond: Millpond, id_: UUID, state: State, within: float = SOON) -> Row:
     """The message, once it is in this state."""
 
     async def look() -> Row | None:
@@ -148,7 +152,7 @@ async def counts(pond: Millpond, queue: str = "q") -> dict[State, int]:
     return {state: number for state, number in stats.counts.items() if number}
 
 
-async def drained(pond: Millpond, queue: str = "q", within: float = 20.0) -> dict[State, int]:
+async def drained(pond: Millpond, queue: str = "q", within: float = SOON) -> dict[State, int]:
     """The counts, once nothing waits and nothing runs."""
 
     async def look() -> list[dict[State, int]]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from millpond import Delivery, Message, Millpond, State
-from tests.worker.conftest import counts, drained, on, until, working
+from tests.worker.conftest import SOON, counts, drained, on, until, working
 
 
 class Gate:
@@ -55,7 +55,7 @@ async def test_so_many_threads_and_no_more(pond: Millpond) -> None:
         with lock:
             inside += 1
             most = max(most, inside)
-        opened.wait(10)
+        opened.wait(SOON)
         with lock:
             inside -= 1
 

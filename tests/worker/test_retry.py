@@ -170,7 +170,7 @@ async def test_attempts_survive_the_worker(pond: Millpond) -> None:
 
     id_ = await pond.publish("q", 1)
     for _ in range(3):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             if len(attempts) < 2:
                 await pond.run(signals=False)
             else:

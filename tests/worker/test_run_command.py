@@ -19,7 +19,7 @@ import pytest
 
 from millpond import Millpond, State
 from millpond.cli import run as command
-from tests.worker.conftest import counts, drained, on, row, until
+from tests.worker.conftest import SOON, counts, drained, on, row, until
 
 APP = """
 import asyncio, logging, os, threading, time
@@ -44,6 +44,8 @@ async def ship(order: dict, delivery: Delivery):
     note("order", order["n"], delivery.claim.deliveries, os.getpid())
     log.info("shipping for %s", {url!r})
     await asyncio.sleep(order.get("takes", 0))
+    while "waits for" in order and not os.path.exists(order["waits for"]):
+        await asyncio.sleep(0.02)
 
 
 @pond.subscriber("hang")
@@ -116,7 +118,7 @@ def shop(tmp_path: Path, url: str) -> Iterator[Shop]:
     shop.close()
 
 
-async def ended(process: subprocess.Popen[bytes], within: float = 20.0) -> int:
+async def ended(process: subprocess.Popen[bytes], within: float = SOON) -> int:
     """The exit code."""
     await until(lambda: process.poll() is not None, within)
     return process.returncode
@@ -197,11 +199,11 @@ async def test_two_workers_one_killed(pond: Millpond, shop: Shop) -> None:
     held = [note[1] for note in shop.notes if note[0] == "order" and note[3] == str(victim)]
     os.kill(victim, signal.SIGKILL)
     killed = time.monotonic()
-    await until(lambda: all(shop.orders().count(n) == 2 for n in held), within=10)
-    assert time.monotonic() - killed < 6, "about two seconds, on a machine that is busy"
+    await until(lambda: all(shop.orders().count(n) == 2 for n in held))
+    assert time.monotonic() - killed < 15, "about two seconds on a quiet machine, and not a lease later"
     again = [note for note in shop.notes if note[0] == "order" and note[1] in held][len(held) :]
     assert {note[2] for note in again} == {"2"}, "flagged as redelivered"
-    await until(lambda: len(shop.workers()) == 3, within=10)
+    await until(lambda: len(shop.workers()) == 3)
     third = shop.workers()[2]
     assert third not in (first, second)
     process.terminate()
@@ -249,7 +251,7 @@ async def test_workers_stop_when_their_supervisor_dies(pond: Millpond, shop: Sho
 async def test_a_worker_that_keeps_dying_is_restarted_ever_more_slowly(pond: Millpond, shop: Shop) -> None:
     shop.write("dying", "from shop import *\n\n@pond.on_start\ndef die_at_once():\n    os._exit(7)\n")
     process = shop.start("dying:pond", "--workers", "2", "--log-format", "json")
-    await until(lambda: shop.stderr.count("another one starts in 1.0 s") == 2, within=20)
+    await until(lambda: shop.stderr.count("another one starts in 1.0 s") == 2)
     process.terminate()
     assert await ended(process) == 1
     pauses = [line["message"] for line in map(json.loads, shop.stderr.splitlines()) if "another one" in line["message"]]
@@ -267,7 +269,7 @@ async def test_workers_that_cannot_be_started_right_end_the_supervisor(pond: Mil
 
 @on("sqlite")
 async def test_health(pond: Millpond, shop: Shop) -> None:
-    process = shop.start("shop:pond", "--health-port", "0", "--log-format", "json")
+    process = shop.start("shop:pond", "--health-port", "0", "--log-format", "json", "--graceful-timeout", "10m")
 
     def port() -> int | None:
         lines = [json.loads(line) for line in shop.stderr.splitlines()] if (shop.folder / "stderr").exists() else []
@@ -278,12 +280,13 @@ async def test_health(pond: Millpond, shop: Shop) -> None:
     await until(lambda: _is(at, 200))
     assert (await asked(f"{at}/nothing"))[0] == 404
     assert (await asked(f"{at}/ready", method="POST"))[0] == 405
-    await pond.publish("orders", {"n": 1, "takes": 2})
+    await pond.publish("orders", {"n": 1, "waits for": "the word"})
     await until(shop.orders)
     assert (await asked(f"{at}/ready"))[1]["in_flight"] == 1
     process.terminate()
     await until(lambda: _is(at, 503))
     assert (await asked(f"{at}/live"))[0] == 200
+    (shop.folder / "the word").touch()
     assert await ended(process) == 0
     assert await counts(pond, "orders") == {State.COMPLETED: 1}
 
@@ -295,7 +298,7 @@ async def _is(at: str, code: int) -> bool:
 async def asked(url: str, method: str = "GET") -> tuple[int, Any]:
     def ask() -> tuple[int, Any]:
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=5) as answer:
+            with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=SOON) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as e:
             with e:
@@ -319,7 +322,7 @@ async def test_json_logs_tell_the_message(pond: Millpond, shop: Shop) -> None:
 async def test_a_database_that_is_not_there(pond: Millpond, shop: Shop) -> None:
     shop.write("nowhere", "from millpond import Millpond\nfrom shop import ship\n" + NOWHERE)
     process = shop.start("nowhere:pond")
-    assert await ended(process, within=30) == 1
+    assert await ended(process) == 1
     assert shop.stderr.splitlines()[-1].startswith("millpond: ")
     assert "Traceback" not in shop.stderr and "secret" not in shop.stderr
 

@@ -9,7 +9,7 @@ from millpond import Millpond, State
 from millpond.errors import AuthenticationFailed, StoreError, StoreUnavailable
 from millpond.outcome import Ack
 from millpond.worker import Worker
-from tests.worker.conftest import counts, drained, on, until
+from tests.worker.conftest import SOON, counts, drained, on, until
 
 
 class Faulty:
@@ -39,7 +39,7 @@ async def work(pond: Millpond, transport: Faulty, **options: Any) -> Worker:
     run = asyncio.create_task(worker.run(transport))  # type: ignore[arg-type]
     await drained(pond)
     worker.stop()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SOON):
         await run
     return worker
 

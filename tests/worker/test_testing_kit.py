@@ -43,7 +43,7 @@ async def test_publish_run_and_look() -> None:
         assert await test.bodies("mails") == [{"for": 7}]
         (order,) = await test.messages("orders")
         assert (order.attempts, order.deliveries) == (1, 1)
-    assert time.monotonic() - began < 5, "an hour went by without waiting"
+    assert time.monotonic() - began < 60, "an hour went by without waiting"
 
 
 async def test_retries_on_a_clock_that_tests_move() -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from millpond import Delivery, LeaseLost, Millpond, Retry, State
-from tests.worker.conftest import became, counts, on, row, until, working
+from tests.worker.conftest import SOON, became, counts, on, row, until, working
 
 AGAIN = Retry.constant(60)
 
@@ -69,7 +69,7 @@ async def test_a_thread_is_told_and_its_place_is_taken_until_it_ends(
         while not delivery.interrupted:
             time.sleep(0.005)
         told.set()
-        release.wait(10)
+        release.wait(SOON)
         try:
             delivery.ack_sync()
         except LeaseLost as e:
@@ -79,7 +79,7 @@ async def test_a_thread_is_told_and_its_place_is_taken_until_it_ends(
         hung = await pond.publish("q", 1)
         found = await became(pond, hung, State.RETRYABLE)
         assert found.error == "TimeoutError: the handler ran longer than 0.1 s"
-        assert told.wait(5)
+        assert told.wait(SOON)
         second = await pond.publish("q", 2)
         assert pond.worker is not None
         assert pond.worker._attempts[0].stuck == 1

@@ -27,9 +27,9 @@ async def test_a_publish_in_this_process_wakes_its_worker(pond: Millpond) -> Non
     async with working(pond):
         await waits(pond)
         for _ in range(3):
-            await became(pond, await pond.publish("q", 1), State.COMPLETED, within=5)
+            await became(pond, await pond.publish("q", 1), State.COMPLETED)
         await asyncio.to_thread(pond.publish_sync, "q", 2)
-        assert await drained(pond, within=5) == {State.COMPLETED: 4}
+        assert await drained(pond) == {State.COMPLETED: 4}
 
 
 async def test_a_scheduled_message_is_handled_when_due(pond: Millpond) -> None:
@@ -44,8 +44,8 @@ async def test_a_scheduled_message_is_handled_when_due(pond: Millpond) -> None:
         await waits(pond)
         published = time.monotonic()
         id_ = await pond.publish("q", 1, delay=0.6)
-        await became(pond, id_, State.COMPLETED, within=5)
-    assert 0.59 <= at[0] - published < 2.0
+        await became(pond, id_, State.COMPLETED)
+    assert at[0] - published >= 0.59
 
 
 async def test_a_retry_is_handled_when_due(pond: Millpond) -> None:
@@ -59,8 +59,8 @@ async def test_a_retry_is_handled_when_due(pond: Millpond) -> None:
 
     async with working(pond):
         id_ = await pond.publish("q", 1)
-        await became(pond, id_, State.COMPLETED, within=5)
-    assert 0.29 <= runs[1] - runs[0] < 2.0
+        await became(pond, id_, State.COMPLETED)
+    assert runs[1] - runs[0] >= 0.29
 
 
 @on("memory", "sqlite", "postgresql", "mariadb")
@@ -75,7 +75,7 @@ async def test_a_resumed_queue_is_handled_at_once(pond: Millpond) -> None:
         await waits(pond)
         await became(pond, id_, State.PENDING)
         await store.resume("q")  # type: ignore[attr-defined]
-        await became(pond, id_, State.COMPLETED, within=5)
+        await became(pond, id_, State.COMPLETED)
 
 
 @on("sqlite", "mariadb")
@@ -88,7 +88,7 @@ async def test_what_no_wake_up_told_is_found_by_polling(make_pond: Callable[...,
     async with working(worker):
         await waits(worker)
         id_ = await publisher.publish("q", 1)
-        await became(publisher, id_, State.COMPLETED, within=5)
+        await became(publisher, id_, State.COMPLETED)
 
 
 @on("memory", "postgresql")
@@ -118,4 +118,5 @@ async def test_an_idle_worker_does_not_spin(pond: Millpond, paused: bool) -> Non
             await pond.publish("q" if paused else "another", 1)
             await asyncio.sleep(0.01)
         del transport.claim  # type: ignore[attr-defined]
-    assert claims < 15
+        lasted = time.monotonic() - began
+    assert claims < 10 + lasted / 0.1

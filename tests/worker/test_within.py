@@ -180,7 +180,7 @@ async def test_a_handler_that_runs_on_after_its_commit_is_not_taken_for_lost(
 
     async with working(pond):
         id_ = await pond.publish("q", 1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await extended.wait()
         assert pond.worker is not None and pond.worker.lost == 0
     assert (await row(pond, id_)).state is State.COMPLETED
@@ -209,7 +209,7 @@ async def test_a_stale_ack_within_raises_and_takes_the_effect_with_it(pond: Mill
         await became(pond, id_, State.PROCESSING)
         await settled_by_another(pond)
         stolen.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await raised.wait()
         assert pond.worker is not None
         await until(lambda: pond.worker.lost == 1 and pond.worker.in_flight == 0)
