@@ -16,7 +16,7 @@ demo: $(VENV)/installed ## see a queue at work
 	@$(BIN)/python -m millpond demo
 
 test: $(VENV)/installed servers ## run the tests against real servers (TESTS="tests/unit -k proxy" for some)
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder $(TESTS)
 
 lint: $(VENV)/installed ## check style, types and import rules
 	@$(BIN)/ruff check .

@@ -1,27 +1,70 @@
 """What every test may ask for: a fresh, empty database on a real server.
 
-Servers start when the first test needs them, once per run.
+Servers start when the first test needs them, once per run; in a parallel run (`-n 2`) each of the processes that
+run tests has its own.
 """
 
+import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from servers import MariaDB, Postgres
 
+FAULTS, FAULTS_SEED = "faults", "MILLPOND_FAULTS_SEED"
+"""What each fault test found, as a property of its report; and where their chance begins."""
+ON_SPARK = ("spark", "streams")
+"""Folders whose tests share one Spark session."""
+SLOWEST = (*ON_SPARK, "faults")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests that take minutes")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # Set before the processes of a parallel run start, so that all have the same.
+    os.environ[FAULTS_SEED] = os.environ.get(FAULTS_SEED) or str(random.SystemRandom().randrange(1 << 32))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # What takes longest begins first, so that a parallel run does not wait for it at the end.
+    items.sort(key=lambda item: _folder(item.nodeid) not in SLOWEST)
     if config.getoption("--long"):
         return
     long = [item for item in items if item.get_closest_marker("long")]
     config.hook.pytest_deselected(items=long)
     items[:] = [item for item in items if item not in long]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The tests of a file stay together, since they share what was costly to prepare; so do all that use Spark."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "spark" if _folder(nodeid) in ON_SPARK else nodeid.partition("::")[0]
+
+    return ByFile(config, log)
+
+
+def _folder(nodeid: str) -> str:
+    """`faults` of `tests/faults/test_poison.py::test_it`."""
+    return nodeid.split("/")[1]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    ends = [end for ends in terminalreporter.stats.values() for end in ends if getattr(end, "when", None) == "call"]
+    lines = [line for end in ends for name, line in end.user_properties if name == FAULTS]
+    if lines:
+        terminalreporter.section(f"faults ({FAULTS_SEED}={os.environ[FAULTS_SEED]})")
+        for line in lines:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

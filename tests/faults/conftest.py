@@ -12,15 +12,16 @@ from uuid import uuid4
 import pytest
 
 from servers import MariaDB, Postgres
+from tests.conftest import FAULTS
 from tests.faults.ground import Ground, ground
-from tests.faults.report import LINES, SEED
+from tests.faults.report import LINES
 
 Scenario = Callable[[Ground], Awaitable[None]]
 Everywhere = Callable[[Scenario], Awaitable[None]]
 
 ONLY = "MILLPOND_FAULTS_ON"
 """Names the databases to run on, if not on all."""
-SHORT_TIMEOUT, LONG_TIMEOUT = 150, 7200
+SHORT_TIMEOUT, LONG_TIMEOUT = 400, 7200
 HERE = Path(__file__).parent
 
 
@@ -43,13 +44,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.timeout(seconds))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if LINES:
-        terminalreporter.section(f"faults (MILLPOND_FAULTS_SEED={SEED})")
-        for line in LINES:
-            terminalreporter.write_line(line)
 
 
 @pytest.fixture
@@ -97,6 +91,8 @@ def everywhere(request: pytest.FixtureRequest, where: tuple[str, ...], tmp_path:
 
     async def run(scenario: Scenario) -> None:
         ends = await asyncio.gather(*(on(name, scenario) for name in where), return_exceptions=True)
+        request.node.user_properties.extend((FAULTS, line) for line in LINES)
+        LINES.clear()
         failed = [end for end in ends if isinstance(end, Exception)]
         if len(failed) == 1:
             raise failed[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import random
 import re
 import sys
 from dataclasses import dataclass, field
@@ -14,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "MILLPOND_FAULTS_JSON"
-SEED = int(os.environ.get("MILLPOND_FAULTS_SEED") or random.SystemRandom().randrange(1 << 32))
+SEED = int(os.environ["MILLPOND_FAULTS_SEED"])
 LINES: list[str] = []
-"""Of this run, for the end of it."""
+"""Of the test that runs, for the end of the whole run."""
 
 _NOT_TESTED = "a real power cut, a disk that lies about fsync, the loss of an asynchronous replica"
 
