@@ -17,6 +17,8 @@ from servers import MariaDB, Postgres
 
 FAULTS, FAULTS_SEED = "faults", "MILLPOND_FAULTS_SEED"
 """What each fault test found, as a property of its report; and where their chance begins."""
+# Here, so that all processes of a parallel run have the same.
+os.environ[FAULTS_SEED] = os.environ.get(FAULTS_SEED) or str(random.SystemRandom().randrange(1 << 32))
 ON_SPARK = ("spark", "streams")
 """Folders whose tests share one Spark session."""
 SLOWEST = (*ON_SPARK, "faults")
@@ -24,11 +26,6 @@ SLOWEST = (*ON_SPARK, "faults")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests that take minutes")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    # Set before the processes of a parallel run start, so that all have the same.
-    os.environ[FAULTS_SEED] = os.environ.get(FAULTS_SEED) or str(random.SystemRandom().randrange(1 << 32))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
