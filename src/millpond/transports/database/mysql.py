@@ -79,6 +79,10 @@ UPDATE {stream_message} s STRAIGHT_JOIN {message} m ON m.id = s.id
 SET m.state = 'PENDING', m.deliveries = m.deliveries - 1, m.lease_until = NULL
 WHERE s.stream = :stream AND s.seq = :seq
 """
+_STREAM_SLICE = """
+FROM (SELECT s.id AS claimed FROM {stream_message} s WHERE s.stream = :stream AND s.seq = :seq AND s.id >= :first) c
+STRAIGHT_JOIN {message} m ON m.id = c.claimed
+"""
 _STREAM_NOTE = """
 UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (id CHAR(32) PATH '$[0]',
 outcome VARCHAR(6) CHARACTER SET ascii COLLATE ascii_bin PATH '$[1]', delay BIGINT PATH '$[2]',
@@ -114,6 +118,8 @@ class MysqlDialect(Dialect):
         streams.RETRY: _STREAM_RETRY,
         streams.GIVE_BACK: _STREAM_GIVE_BACK,
         streams.NOTE: _STREAM_NOTE,
+        streams.SLICE: _STREAM_SLICE,
+        streams.SLICE_UP_TO: _STREAM_SLICE.replace(":first", ":first AND s.id < :stop"),
         # One at a time: in a recursive query the server finds no place in the index, and DISTINCT may read it all.
         sql.ARCHIVED_QUEUES: "SELECT min(a.queue) FROM {archive} a {archive_index} WHERE a.queue > :after",
     }

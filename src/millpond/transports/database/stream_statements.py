@@ -86,6 +86,11 @@ VALUES (:stream, :seq, :claimed_at, :messages, :slices)
 """
 RECORDS = "SELECT seq, messages, slices, claimed_at FROM {stream_claim} WHERE stream = :stream ORDER BY seq"
 
+# The rows of a slice: those of one task, the same at each replay.
+_IN_SLICE = "WHERE s.stream = :stream AND s.seq = :seq AND s.id >= :first"
+SLICE = f"FROM {{message}} WHERE id {{in_select}} SELECT s.id FROM {{stream_message}} s {_IN_SLICE} {{end_select}}"
+SLICE_UP_TO = SLICE.replace(":first", ":first AND s.id < :stop")
+
 # --- outcomes -------------------------------------------------------------------------------------------
 
 OPEN_CLAIM = """

@@ -24,6 +24,8 @@ from millpond.transports.database.dialect import Dialect
 from millpond.transports.database.statement import Query, Rows, Steps
 
 _NO_LIMIT = 2**31 - 1
+_SLICE = 5_000
+"""Messages to a slice at most: what one task reads."""
 _LOWEST_ID = UUID(int=0)
 _NO_OUTCOME = "no outcome was recorded"
 
@@ -213,14 +215,22 @@ def _refuse(
 
 
 def _slices(d: Dialect, key: dict[str, Any], messages: int, number: int) -> Steps[tuple[Slice, ...]]:
-    """Cut a claim into about so many parts of equal size."""
-    size = -(-messages // max(1, min(number, messages)))
+    """Cut a claim into parts of equal size: so many, or more where they would be large."""
+    number = min(max(number, -(-messages // _SLICE)), messages)
+    size = -(-messages // number)
     rows = yield Query(d.sql(sql.BOUNDS), {**key, "size": size})
     firsts = [d.id_out(row[0]) for row in rows]
     return tuple(
         Slice(first, stop, min(size, messages - n * size))
         for n, (first, stop) in enumerate(zip(firsts, [*firsts[1:], None], strict=True))
     )
+
+
+def slice_of(d: Dialect, stream: int, seq: int, part: Slice) -> tuple[str, dict[str, Any]]:
+    """What follows the columns of a SELECT that reads a slice, and its values."""
+    text = sql.SLICE if part.stop is None else sql.SLICE_UP_TO
+    values = {"stream": stream, "seq": seq, "first": d.id_in(part.first)}
+    return d.overrides.get(text, text), values if part.stop is None else {**values, "stop": d.id_in(part.stop)}
 
 
 def recorded(d: Dialect, name: str, epoch: int, seq: int) -> Steps[StreamClaim | None]:

@@ -73,6 +73,9 @@ class MysqlFetcher:
 
     def __enter__(self) -> Self:
         return self
+    def rest(self) -> None:
+        """Each statement was its own."""
+
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -120,6 +120,9 @@ class PostgresFetcher:
         self.close()
 
 
+    def rest(self) -> None:
+        self._connection.rollback()
+
 class Literals:
     """Values as they stand in a statement without parameters, and the settings that hold the texts among them."""
 

@@ -52,6 +52,9 @@ class SqliteFetcher:
     def __enter__(self) -> Self:
         return self
 
+    def rest(self) -> None:
+        """Each statement was its own."""
+
     def __exit__(self, *_: object) -> None:
         self.close()
 

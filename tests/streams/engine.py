@@ -1,0 +1,193 @@
+"""Spark's engine as a few lines: the order of its calls, its two logs, and an idempotent sink. No JVM.
+
+The order is that of a traced query (tests/spark/test_stream.py compares them). `step` stands between any two things
+that happen, also between the transactions of shards: there a run may die.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from millpond.errors import StreamFenced
+from millpond.spark.driver import Offset, StreamDriver
+from millpond.spark.schema import spark_schema, stream_columns
+from millpond.spark.stream import StreamReader
+
+FENCED_VERBS = ("open_stream", "claim_for_stream", "ack_stream", "stream_claim")
+
+
+class Crash(Exception):
+    """The process is gone."""
+
+
+class Checkpoint:
+    """What survives of a query: offsets/N, commits/N, and what its sink has of each batch."""
+
+    def __init__(self) -> None:
+        self.offsets: list[str] = []
+        self.commits = 0
+        self.sink: dict[int, list[str]] = {}
+
+    def rows(self) -> list[str]:
+        return [id_ for n in sorted(self.sink) for id_ in self.sink[n]]
+
+
+class Life:
+    """One process: dies by chance, at any step, and everything in it with it."""
+
+    def __init__(self, chance: random.Random, probability: float = 0.0) -> None:
+        self._chance = chance
+        self._probability = probability
+        self.dead = False
+        self.point = ""
+        self.aim: str | None = None
+        """Die at this point."""
+        self.meanwhile: Callable[[str], Any] = lambda point: None
+
+    def step(self, point: str) -> None:
+        self.meanwhile(point)
+        if not self.dead and (point == self.aim or self._chance.random() < self._probability):
+            self.dead, self.point = True, point
+        if self.dead:
+            raise Crash(point)
+
+    def revive(self) -> None:
+        self.dead, self.aim, self._probability = False, None, 0.0
+        self.meanwhile = lambda point: None
+
+
+class _Store:
+    """A store whose process may die before and after each transaction."""
+
+    def __init__(self, store: Any, life: Life, shard: int) -> None:
+        self._store = store
+        self._life = life
+        self._shard = shard
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._store, name)
+        if name not in FENCED_VERBS:
+            return verb
+
+        async def fragile(*arguments: Any, **more: Any) -> Any:
+            self._life.step(f"before {name} {self._shard}")
+            result = await verb(*arguments, **more)
+            self._life.step(f"after {name} {self._shard}")
+            return result
+
+        return fragile
+
+
+class FragileDriver(StreamDriver):
+    life: Life
+
+    async def connect(self, shard: Any) -> Any:
+        return _Store(await super().connect(shard), self.life, shard.number)
+
+
+class FragileReader(StreamReader):
+    """The product's reader, in a process that may die."""
+
+    def __init__(self, options: dict[str, str], life: Life) -> None:
+        super().__init__(options, spark_schema(stream_columns()))
+        self.life = life
+
+    def make_driver(self) -> StreamDriver:
+        driver = FragileDriver(self._shards, self._wanted)
+        driver.life = self.life
+        return driver
+
+
+class Engine:
+    """One run of a query: from a start, or a restart, to its end or death."""
+
+    def __init__(self, options: dict[str, str], checkpoint: Checkpoint, life: Life, chance: random.Random) -> None:
+        self.options = options
+        self.checkpoint = checkpoint
+        self.life = life
+        self.reader = FragileReader(options, life)
+        self._tasks = FragileReader(options, Life(chance))  # a copy in other processes
+        self._chance = chance
+        self._asked: Offset | None = None
+
+    def run(self, *, available_now: bool = False, batches: int | None = None) -> None:
+        """Until nothing is due, or so many batches are done."""
+        log = self.checkpoint
+        if available_now:
+            self.reader.prepareForTriggerAvailableNow()
+        if len(log.offsets) > log.commits:
+            self._batch(self._start(log.commits), json.loads(log.offsets[-1]))
+        done = 0
+        while batches is None or done < batches:
+            start = self._asked = self._start(len(log.offsets))
+            end = _through_json(
+                self.reader.latestOffset(start, ReadMaxRows(int(self.options["maxMessagesPerTrigger"])))
+            )
+            self.life.step("after latestOffset")
+            if end == start:
+                return
+            self.reader.reportLatestOffset()
+            log.offsets.append(json.dumps(end))
+            self.life.step("offset written")
+            if log.commits:
+                self.reader.commit(json.loads(log.offsets[-2]))
+                self.life.step("after commit")
+            self._batch(start, end)
+            done += 1
+
+    def _start(self, batch: int) -> Offset:
+        if batch == 0:
+            return _through_json(self.reader.initialOffset())
+        start: Offset = json.loads(self.checkpoint.offsets[batch - 1])
+        return start
+
+    def _batch(self, start: Offset, end: Offset) -> None:
+        log, number = self.checkpoint, self.checkpoint.commits
+        parts = pickle.loads(pickle.dumps(self.reader.partitions(start, end)))  # noqa: S301 - as Spark sends them
+        self.life.step("after partitions")
+        rows = [id_ for part in parts for id_ in self._task(part)]
+        self.life.step("after the tasks")
+        if number in log.sink:
+            assert sorted(log.sink[number]) == sorted(rows), "a replay reads what was read before"
+        log.sink[number] = rows
+        self.life.step("after the sink")
+        log.commits = number + 1
+        self.life.step("commit written")
+
+    def _task(self, part: Any) -> Sequence[str]:
+        attempts = 2 if self._chance.random() < 0.1 else 1
+        read = [
+            [id_ for batch in self._tasks.read(part) for id_ in batch.column("id").to_pylist()] for _ in range(attempts)
+        ]
+        assert sorted(read[0]) == sorted(read[-1])
+        return read[-1]
+
+    # --- after death --------------------------------------------------------------------------------
+
+    @property
+    def was_open(self) -> bool:
+        return self.reader.driver._epoch is not None
+
+    def wake(self) -> bool:
+        """What a JVM that outlives its driver still asks for; returns whether it was fenced."""
+        self.life.revive()
+        try:
+            self.reader.latestOffset(self._asked or self.reader.initialOffset(), ReadMaxRows(10))
+        except StreamFenced:
+            return True
+        return False
+
+    def close(self) -> None:
+        self.reader.stop()
+        self._tasks.stop()
+
+
+def _through_json(offset: Offset) -> Offset:
+    read: Offset = json.loads(json.dumps(offset))
+    return read

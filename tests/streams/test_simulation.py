@@ -1,0 +1,346 @@
+"""Crashes at every step of a streaming query, without a JVM: two shards, zombies, retries, workers beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+import millpond
+from millpond import Ack, Message, State
+from millpond.errors import ClaimLost, InvalidOption, StreamBehind, StreamError, StreamFenced
+from millpond.spark.kept import close_kept
+from millpond.transports.database.store import DatabaseStore
+from tests.streams.engine import FENCED_VERBS, Checkpoint, Crash, Engine, Life
+
+POINTS = [
+    *(f"{when} {verb} {shard}" for verb in FENCED_VERBS[:3] for when in ("before", "after") for shard in (0, 1)),
+    *("after latestOffset", "offset written", "after commit", "after partitions", "after the tasks", "after the sink"),
+    "commit written",
+]
+
+
+class Pond:
+    """Two shards with messages of one queue, and a stream's options for them."""
+
+    def __init__(self, urls: list[str], **options: str) -> None:
+        self.urls = urls
+        self.queue = self.stream = uuid4().hex
+        self.published: set[UUID] = set()
+        self.options = {
+            "url": " ".join(urls),
+            "queue": self.queue,
+            "stream": self.stream,
+            "maxMessagesPerTrigger": "40",
+            "minPartitions": "3",
+            **options,
+        }
+
+    def each(
+        self, work: Callable[[DatabaseStore], Coroutine[Any, Any, Any]], urls: list[str] | None = None
+    ) -> list[Any]:
+        async def on(url: str) -> Any:
+            store: Any = await millpond.connect(url)
+            try:
+                return await work(store)
+            finally:
+                await store.close()
+
+        async def everywhere() -> list[Any]:
+            return [await on(url) for url in urls or self.urls]
+
+        return asyncio.run(everywhere())
+
+    def publish(self, count: int) -> None:
+        async def some(store: DatabaseStore) -> None:
+            messages = [Message(queue=self.queue, payload=b"x", priority=n % 3) for n in range(count)]
+            self.published |= {p.id for p in await store.publish(messages)}
+
+        self.each(some)
+
+    def work(self, limit: int) -> set[UUID]:
+        """What a worker takes of the queue and acks."""
+
+        async def some(store: DatabaseStore) -> set[UUID]:
+            claims = await store.claim([self.queue], limit)
+            assert await store.settle([Ack(claim.receipt) for claim in claims]) == []
+            return {claim.receipt.id for claim in claims}
+
+        return set().union(*self.each(some))
+
+    def release(self, urls: list[str] | None = None) -> int:
+        return sum(self.each(lambda store: store.release_stream(self.stream), urls))
+
+    def archived(self) -> list[UUID]:
+        """Every settled message, after checking that none is left and none was counted twice."""
+
+        async def rows(store: DatabaseStore) -> list[Any]:
+            (stats,) = await store.count([self.queue])
+            assert not any(stats.counts[state] for state in (State.PENDING, State.PROCESSING, State.RETRYABLE)), stats
+            (status,) = [s for s in await store.streams() if s.name == self.stream]
+            assert (status.held, status.held_for) == (0, None)
+            return list(await store.archived(self.queue, limit=10_000))
+
+        found = [row for rows_ in self.each(rows) for row in rows_]
+        assert {(row.state, row.deliveries, row.attempts) for row in found} <= {(State.COMPLETED, 1, 1)}
+        return [row.id for row in found]
+
+    def exactly_once(self, checkpoint: Checkpoint, worked: set[UUID] = frozenset()) -> None:  # type: ignore[assignment]
+        rows = checkpoint.rows()
+        assert len(rows) == len(set(rows)), "doubled"
+        assert {UUID(row) for row in rows} | worked == self.published, "lost"
+        archived = self.archived()
+        assert len(archived) == len(set(archived))
+        assert set(archived) == self.published
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres", "mariadb"])
+def shards(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Two databases, migrated once."""
+    names = [f"stream_{uuid4().hex[:8]}" for _ in range(2)]
+    if request.param == "sqlite":
+        folder = tmp_path_factory.mktemp("shards")
+        urls = [f"sqlite:///{folder / name}.db" for name in names]
+    else:
+        server = request.getfixturevalue(f"{request.param}_server")
+        urls = [server.create_database(name) for name in names]
+
+    async def migrate() -> None:
+        for url in urls:
+            await (await millpond.connect(url, migrate=True)).close()
+
+    asyncio.run(migrate())
+    yield urls
+    close_kept()
+    if request.param != "sqlite":
+        for name in names:
+            server.drop_database(name)
+
+
+@pytest.fixture
+def pond(shards: list[str]) -> Pond:
+    return Pond(shards)
+
+
+ENGINES: list[Engine] = []
+"""All that a test has started: also those that died have connections."""
+
+
+def close_all(but: Engine | None = None) -> None:
+    for engine in ENGINES:
+        if engine is not but:
+            engine.close()
+    ENGINES[:] = [but] if but else []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    close_all()
+
+
+def start(
+    pond: Pond, checkpoint: Checkpoint, chance: random.Random, probability: float = 0.0, **options: str
+) -> Engine:
+    ENGINES.append(Engine({**pond.options, **options}, checkpoint, Life(chance, probability), chance))
+    return ENGINES[-1]
+
+
+def finish(pond: Pond, checkpoint: Checkpoint, chance: random.Random, **options: str) -> None:
+    """Run without crashes until nothing is due."""
+    start(pond, checkpoint, chance, **options).run()
+
+
+def die(engine: Engine, point: str) -> None:
+    engine.life.aim = point
+    with pytest.raises(Crash):
+        engine.run()
+    assert engine.life.point == point
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_crashes_at_random(shards: list[str], seed: int) -> None:
+    """Dead drivers wake again, also in the middle of the next one's opening; workers take from the same queue."""
+    chance = random.Random(seed)
+    pond, checkpoint = Pond(shards), Checkpoint()
+    pond.publish(150)
+    worked: set[UUID] = set()
+    zombies: list[Engine] = []
+    crashes: list[str] = []
+
+    def wake(point: str) -> None:
+        if zombies and point == "before open_stream 1":
+            thread = threading.Thread(target=zombies[0].wake)  # it has an event loop of its own
+            thread.start()
+            thread.join()
+
+    while True:
+        engine = start(pond, checkpoint, chance, 0.06)
+        engine.life.meanwhile = wake
+        try:
+            engine.run()
+        except Crash:
+            crashes.append(engine.life.point)
+            close_all(but=engine)
+            zombies = [engine] if engine.was_open else []
+            if chance.random() < 0.2:
+                worked |= pond.work(10)
+            continue
+        for zombie in zombies:
+            assert zombie.wake(), "a dead driver is fenced out"
+        break
+    assert len(crashes) > 5
+    pond.exactly_once(checkpoint, worked)
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_a_crash_at_each_point(shards: list[str], after: int) -> None:
+    """In the first batch, whose start is in no log, and later."""
+    chance = random.Random(7)
+    for point in POINTS:
+        if (after and "open_stream" in point) or (not after and ("ack_stream" in point or point == "after commit")):
+            continue
+        pond, checkpoint = Pond(shards), Checkpoint()
+        pond.publish(70)
+        engine = start(pond, checkpoint, chance)
+        engine.run(batches=after)
+        die(engine, point)
+        finish(pond, checkpoint, chance)
+        pond.exactly_once(checkpoint)
+        close_all()
+
+
+# --- releases by hand -------------------------------------------------------------------------------------
+
+
+def test_what_no_log_names_is_released_without_harm(pond: Pond) -> None:
+    chance, checkpoint = random.Random(1), Checkpoint()
+    pond.publish(50)
+    engine = start(pond, checkpoint, chance)
+    engine.run(batches=1)
+    die(engine, "after latestOffset")
+    assert pond.release(pond.urls[:1]) > 0
+    finish(pond, checkpoint, chance)
+    pond.exactly_once(checkpoint)
+
+
+@pytest.mark.parametrize("some", ["one shard", "all shards"])
+def test_a_batch_that_was_released_is_never_run_short(pond: Pond, some: str) -> None:
+    chance, checkpoint = random.Random(1), Checkpoint()
+    pond.publish(50)
+    engine = start(pond, checkpoint, chance)
+    engine.run(batches=1)
+    die(engine, "after partitions")
+    assert pond.release(pond.urls[1:] if some == "one shard" else None) > 0
+    with pytest.raises(ClaimLost, match="failOnDataLoss=false"):
+        finish(pond, checkpoint, chance)
+    finish(pond, checkpoint, chance, failOnDataLoss="false")
+    pond.exactly_once(checkpoint)
+
+
+def test_a_release_of_what_spark_has_is_told(pond: Pond) -> None:
+    """It is delivered again, and nobody is left to guess."""
+    chance, checkpoint = random.Random(1), Checkpoint()
+    pond.publish(50)
+    die(start(pond, checkpoint, chance), "commit written")
+    assert pond.release() == 40
+    with pytest.raises(ClaimLost):
+        finish(pond, checkpoint, chance)
+    finish(pond, checkpoint, chance, failOnDataLoss="false")
+    assert {UUID(row) for row in checkpoint.rows()} == pond.published
+    assert len(checkpoint.rows()) == len(pond.published) + 40
+    assert set(pond.archived()) == pond.published
+
+
+def test_a_release_stops_the_driver_that_runs(pond: Pond) -> None:
+    chance, checkpoint = random.Random(1), Checkpoint()
+    pond.publish(50)
+    engine = start(pond, checkpoint, chance)
+    engine.run(batches=1)
+    pond.release()
+    with pytest.raises(StreamFenced):
+        engine.run()
+
+
+# --- checkpoints, drivers, ends ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("last", ["complete", "open"])
+def test_an_old_checkpoint_is_refused(pond: Pond, last: str) -> None:
+    chance, checkpoint = random.Random(1), Checkpoint()
+    pond.publish(100)
+    engine = start(pond, checkpoint, chance)
+    engine.run(batches=3)
+    old = Checkpoint()
+    old.offsets, old.commits = checkpoint.offsets[:2], 2 if last == "complete" else 1
+    finish(pond, checkpoint, chance)
+    with pytest.raises(StreamBehind, match=f"stream '{pond.stream}'"):
+        finish(pond, old, chance)
+    pond.exactly_once(checkpoint)
+
+
+def test_a_new_checkpoint_goes_on_after_the_last(pond: Pond) -> None:
+    chance, first, second = random.Random(1), Checkpoint(), Checkpoint()
+    pond.publish(50)
+    engine = start(pond, first, chance)
+    engine.run(batches=2)
+    die(engine, "before ack_stream 1")  # acknowledged on one shard only
+    finish(pond, second, chance)
+    assert sorted(first.rows() + second.rows()) == sorted(map(str, pond.published))
+    assert set(pond.archived()) == pond.published
+
+
+def test_two_drivers_of_one_stream_take_nothing_twice(pond: Pond) -> None:
+    chance, one, other = random.Random(1), Checkpoint(), Checkpoint()
+    pond.publish(80)
+    first = start(pond, one, chance)
+    first.run(batches=1)
+    second = start(pond, other, chance)
+    second.run(batches=1)
+    with pytest.raises(StreamFenced, match=pond.stream):
+        first.run()
+    second.run()
+    # The second began with a new checkpoint, and was handed the batch that the first had not acknowledged.
+    assert set(one.rows()) <= set(other.rows())
+    assert sorted(other.rows()) == sorted(map(str, pond.published))
+    assert set(pond.archived()) == pond.published
+
+
+def test_available_now_ends_with_what_there_was(pond: Pond) -> None:
+    chance, checkpoint = random.Random(1), Checkpoint()
+    pond.publish(50)
+    before = set(pond.published)
+    engine = start(pond, checkpoint, chance)
+    engine.life.meanwhile = lambda point: pond.publish(3) if point == "after partitions" else None
+    engine.run(available_now=True)
+    assert {UUID(row) for row in checkpoint.rows()} == before
+    finish(pond, checkpoint, chance)
+    pond.exactly_once(checkpoint)
+
+
+def test_an_empty_shard_leaves_its_share_to_the_others(pond: Pond) -> None:
+    chance, checkpoint = random.Random(1), Checkpoint()
+    one = Pond(pond.urls[1:])
+    one.queue = pond.queue
+    one.publish(100)
+    pond.published = one.published
+    engine = start(pond, checkpoint, chance)
+    engine.run(batches=1)
+    assert len(checkpoint.rows()) == 39  # one less: the empty one is asked too, in case its count is behind
+    engine.run()
+    pond.exactly_once(checkpoint)
+
+
+def test_another_name_for_the_same_checkpoint_is_refused(pond: Pond) -> None:
+    chance, checkpoint = random.Random(1), Checkpoint()
+    pond.publish(5)
+    finish(pond, checkpoint, chance)
+    with pytest.raises(StreamError, match="the checkpoint is that of stream"):
+        finish(pond, checkpoint, chance, stream="another")
+    with pytest.raises(InvalidOption, match="keep their order"):
+        finish(pond, checkpoint, chance, url=pond.urls[0])
