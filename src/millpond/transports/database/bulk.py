@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ class Bulk(Running):
 
         def steps(again: bool) -> Steps[None]:
             # Each try has a lot of its own: one that was committed without our knowing is an orphan.
-            numbers.append(secrets.randbits(62))
+            numbers.append(staging.new_lot())
             return staging.load(self.dialect, batch, numbers[-1], rows, self._now())
 
         await self._run(steps, Mode.WRITE)
@@ -42,6 +41,7 @@ class Bulk(Running):
         *,
         part: int = WHOLE,
         given: bool = False,
+        copies: int = 0,
         queues: Collection[str] = (),
     ) -> Written:
         """Publish lots (number -> rows in it) as the whole batch or one part of it, all or nothing, and once."""
@@ -53,6 +53,7 @@ class Bulk(Running):
                 lots,
                 part=part,
                 given=given,
+                copies=copies,
                 queues=queues,
                 now=self._now(),
                 dedupe_for=micros(self._options.dedupe_for, "dedupe_for"),

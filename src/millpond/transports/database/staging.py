@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from millpond.clock import SECOND
+from millpond.clock import SECOND, SystemClock
 from millpond.errors import BatchChanged, StagingLost
 from millpond.transports.database import statements as sql
 from millpond.transports.database.dialect import Dialect
@@ -49,7 +49,7 @@ _COUNT = "SELECT count(*) FROM {staging} WHERE lot {lots}"
 _MOVE = """
 INSERT INTO {message} (id, queue, {key}, priority, lane, due_at, state, headers, payload, created_at)
 SELECT s.id, s.queue, s.{key}, s.priority, s.priority, coalesce(s.due_at, :at), 'PENDING', s.headers, s.payload, :at
-FROM {staging} s WHERE s.lot {lots}
+FROM {staging} s WHERE s.lot = :lot
 """
 
 # Ids that callers gave are entered in the dedupe table, as by an ordinary publish; what was there before goes.
@@ -108,6 +108,11 @@ class Written(msgspec.Struct, frozen=True):
     """It had been published before; nothing was written."""
 
 
+def new_lot() -> int:
+    """A number for a lot: later ones are greater, of whatever process, and no two are the same."""
+    return SystemClock().now() // 1000 << 21 | secrets.randbits(21)
+
+
 def load(d: Dialect, batch: Batch, lot: int, rows: Sequence[Sequence[Any]], now: int | None) -> Steps[None]:
     """Stage rows of `COLUMNS` without their lot."""
     yield Query(d.sql(ENTER_LOT), {"lot": lot, "batch": batch.number, "writer": batch.writer, "now": now})
@@ -134,6 +139,7 @@ def publish_lots(
     *,
     part: int,
     given: bool,
+    copies: int,
     queues: Collection[str],
     now: int | None,
     dedupe_for: int,
@@ -141,9 +147,10 @@ def publish_lots(
 ) -> Steps[Written]:
     """Publish lots (number -> rows in it) as the batch or as one part of it, unless that was done before.
 
-    `given`: callers chose the ids. `queues` are told to whoever waits for them.
+    `given`: callers chose the ids; `copies`: how many rows were left out since their ids stand in a lot already.
+    `queues` are told to whoever waits for them.
     """
-    size = sum(lots.values())
+    size = sum(lots.values()) + copies
     if (yield from _is_published(d, batch, part, size, now)):
         return Written(size, 0, again=True)
     new = 0
@@ -151,11 +158,12 @@ def publish_lots(
         at = (yield Query(d.sql(sql.NOW), {"now": now}))[0][0]
         chosen = {"lots": sorted(lots)}
         yield from _check(d, batch, lots, chosen)
-        new = size
+        new = sum(lots.values())
         if given:
             yield from _sift(d, chosen, at, dedupe_for)
             new = yield from _count(d, chosen)
-        yield Query(d.sql(_MOVE), {**chosen, "at": at})
+        # Lot by lot, in the order of their making: ids and index entries then come in order, a quarter faster.
+        yield Many(d.sql(_MOVE), ("lot", "at"), [(lot, at) for lot in chosen["lots"]])
         if notify and new:
             yield from announce(d, queues)
     yield Query(d.sql(_NOTE), {"writer": batch.writer, "part": part, "batch": batch.number, "size": size, "now": now})
@@ -174,10 +182,12 @@ def _is_published(d: Dialect, batch: Batch, part: int, size: int, now: int | Non
     while not rows:  # forgotten in the very moment between these two
         yield Many(d.sql(_TAKE_PART), ("writer", "part", "now"), [(batch.writer, part, now)])
         rows = yield Query(d.sql(_LOCK_PART), mine)
+    # Looked at after the lock was had: whoever published the whole batch had all its parts.
+    if part != WHOLE and (yield from published(d, batch, WHOLE)) is not None:
+        return True
     noted, before = rows[0]
     if not _is_done(batch, part, noted):
-        # Looked at after the lock was had: whoever published the whole batch had all its parts.
-        return part != WHOLE and (yield from published(d, batch, WHOLE)) is not None
+        return False
     if part != WHOLE and before != size:
         raise BatchChanged(
             f"part {part} of batch {batch.number} was published with {before:,} rows and came again with {size:,}: "

@@ -1,0 +1,53 @@
+"""Arrow tables into the staging tables, in each database's fastest way: what Spark's executors write.
+
+    with open_loader(url, schema=None, table_prefix="") as loader:
+        lot = loader.load(batch, table)
+
+Blocking and for one thread: no event loop is needed, or may be running. The columns are those of
+`staging.COLUMNS` without the lot, ids as 16 bytes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from millpond.errors import MissingDriver
+
+if TYPE_CHECKING:
+    from millpond.transports.database.staging import Batch
+    from millpond.transports.url import Url
+
+__all__ = ["Loader", "open_loader"]
+
+
+class Loader(Protocol):
+    """One connection, for writing into the staging tables."""
+
+    def load(self, batch: Batch, rows: Any) -> int:
+        """Stage a table of rows in one transaction; returns the number of their lot."""
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+_MODULES = {"postgresql": "postgres", "postgres": "postgres"}
+"""Where a database has a way of its own; the others take rows through the store."""
+
+
+def open_loader(url: Url, **options: Any) -> Loader:
+    """Connect. The URL is that of a database (see `millpond.transports.check`)."""
+    try:
+        module = importlib.import_module(f"{__name__}.{_MODULES.get(url.scheme, 'rows')}")
+    except ModuleNotFoundError as e:
+        if (e.name or "").startswith("millpond"):
+            raise
+        raise MissingDriver(
+            f"writing to {url.scheme}:// with Spark needs the package {e.name}; install it with: "
+            'pip install "millpond[spark,postgres]"'
+        ) from e
+    loader: Loader = module.open_loader(url, **options)
+    return loader
