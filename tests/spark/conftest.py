@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 import millpond.spark
+from servers import MariaDB, Postgres
+from tests.spark.ponds import fill
 
 HERE = Path(__file__).parent
 
@@ -37,3 +40,19 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session", params=["postgres", "mariadb", "sqlite"])
+def filled_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A database of each kind with messages in every state; to be read only."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path_factory.mktemp('filled') / 'pond.db'}"
+        fill(url)
+        yield url
+        return
+    server: Postgres | MariaDB = request.getfixturevalue(f"{request.param}_server")
+    name = f"filled_{uuid4().hex[:12]}"
+    url = server.create_database(name)
+    fill(url)
+    yield url
+    server.drop_database(name)

@@ -14,7 +14,7 @@ import difflib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,8 +22,12 @@ from millpond.errors import InvalidOption
 from millpond.message import check_name
 from millpond.transports.url import Url
 
+if TYPE_CHECKING:
+    from millpond.transports.database.fetch import Fetcher
+    from millpond.transports.database.load import Loader
+
 URL_VARIABLE = "MILLPOND_URL"
-BATCH_OPTIONS = ("table", "columns", "minPartitions", "rowsPerPartition")
+BATCH_OPTIONS = ("table", "columns", "minPartitions", "snapshot")
 _EVERYWHERE = ("url", "urlEnv", "schema", "tablePrefix")
 _TRUTH = {"true": True, "false": False}
 
@@ -41,6 +45,14 @@ class Shard:
     def options(self) -> dict[str, Any]:
         """What `millpond.connect(shard.url.raw, **shard.options)` takes."""
         return {"schema": self.schema, "table_prefix": self.table_prefix}
+
+    def fetcher(self) -> Fetcher:
+        """A connection to read by, on the driver or in a task."""
+        from millpond.spark.local import refuse_files_on_a_cluster
+        from millpond.transports.database.fetch import open_fetcher
+
+        refuse_files_on_a_cluster([self])
+        return open_fetcher(self.url, **self.options)
 
 
 class Options:

@@ -13,7 +13,7 @@ from millpond.transports.database.engine import Engine, Mode
 from millpond.transports.database.partitions import make_partitions
 from millpond.transports.database.statement import Query, Statement, Steps
 
-_APPLIED = "SELECT max(version) FROM {migration}"
+APPLIED = "SELECT max(version) FROM {migration}"
 _RECORD = "INSERT INTO {migration} (version, name, applied_at) VALUES (:version, :name, {now})"
 
 
@@ -49,7 +49,7 @@ def _migrate(d: Dialect, wanted: list[Migration], fresh: bool) -> Steps[list[Mig
         if fresh:
             for text in d.prelude():
                 yield _ddl(d, text)
-        version = (yield Query(d.sql(_APPLIED), {}))[0][0] or 0
+        version = (yield Query(d.sql(APPLIED), {}))[0][0] or 0
         applied = [migration for migration in wanted if migration.version > version]
         for migration in applied:
             for text in migration.statements():
@@ -75,8 +75,11 @@ def ddl(d: Dialect) -> str:
 
 async def check(engine: Engine, url: str) -> None:
     """Raise what to do unless the tables are of this version, or of the next (a migration is under way)."""
-    version = await applied_version(engine)
-    known = migrations(engine.dialect)[-1].version
+    judge(await applied_version(engine), engine.dialect, url)
+
+
+def judge(version: int, d: Dialect, url: str) -> None:
+    known = migrations(d)[-1].version
     if version < known:
         what = "has none of Millpond's tables" if version == 0 else f"has tables of version {version}, not {known}"
         raise NotMigrated(f"the database at {url} {what}; run: millpond migrate {url}")
@@ -91,7 +94,7 @@ async def applied_version(engine: Engine) -> int:
     """The newest migration of the database; 0 if there is none."""
 
     def steps() -> Steps[int]:
-        return (yield Query(engine.dialect.sql(_APPLIED), {}))[0][0] or 0
+        return (yield Query(engine.dialect.sql(APPLIED), {}))[0][0] or 0
 
     try:
         return await engine.run(steps, Mode.READ)

@@ -17,8 +17,10 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from millpond.errors import MissingDriver
+from millpond.errors import MissingDriver, NotMigrated, UnknownScheme
 from millpond.transports.database.fetch.columns import Column, Kind, select
+from millpond.transports.database.fetch.slices import Read, Slice
+from millpond.transports.database.migrate import APPLIED, judge
 from millpond.transports.database.statement import Rows
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from millpond.transports.database.dialect import Dialect
     from millpond.transports.url import Url
 
-__all__ = ["Column", "Fetcher", "Kind", "open_fetcher", "select"]
+__all__ = ["Column", "Fetcher", "Kind", "Read", "Slice", "check", "open_fetcher", "select"]
 
 
 class Fetcher(Protocol):
@@ -40,6 +42,12 @@ class Fetcher(Protocol):
 
     def batches(self, text: str, params: Mapping[str, Any], columns: Sequence[Column]) -> Iterator[pyarrow.RecordBatch]:
         """The rows of one statement that selects exactly these columns, as they arrive."""
+
+    def slices(self, read: Read) -> Sequence[Slice]:
+        """The parts of a table that can be read side by side, sized by what the database knows of it."""
+
+    def rest(self) -> None:
+        """End the transaction, if there is one: nothing is read for a while."""
 
     def close(self) -> None: ...
 
@@ -58,7 +66,11 @@ _MODULES = {
 
 
 def open_fetcher(url: Url, *, schema: str | None = None, table_prefix: str = "") -> Fetcher:
-    """Connect. The URL is that of a database (see `millpond.transports.check`)."""
+    """Connect."""
+    if url.scheme not in _MODULES:
+        raise UnknownScheme(
+            f"no database for {url.scheme}:// URLs; there are {', '.join(f'{name}://' for name in _MODULES)}"
+        )
     try:
         module = importlib.import_module(f"{__name__}.{_MODULES[url.scheme]}")
     except ModuleNotFoundError as e:
@@ -71,3 +83,12 @@ def open_fetcher(url: Url, *, schema: str | None = None, table_prefix: str = "")
         ) from e
     fetcher: Fetcher = module.open_fetcher(url, schema=schema, table_prefix=table_prefix)
     return fetcher
+
+
+def check(fetcher: Fetcher, url: Url) -> None:
+    """Raise what to do unless the database has our tables. For the driver, before it plans."""
+    try:
+        version = fetcher.rows(APPLIED, {})[0][0] or 0
+    except NotMigrated:
+        version = 0
+    judge(version, fetcher.dialect, str(url))

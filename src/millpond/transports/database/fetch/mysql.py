@@ -11,7 +11,9 @@ from asyncmy.cursors import SSCursor
 
 from millpond.errors import Unreachable
 from millpond.transports.database.dialect import Trouble
+from millpond.transports.database.fetch import by_value
 from millpond.transports.database.fetch.columns import Column, batches_of_rows
+from millpond.transports.database.fetch.slices import Read, Slice
 from millpond.transports.database.mysql import connecting, dialect
 from millpond.transports.database.options import parse
 from millpond.transports.database.running import meaning
@@ -20,6 +22,7 @@ from millpond.transports.url import Url
 
 T = TypeVar("T")
 _CHUNK = 256
+_SIZE = "SELECT data_length FROM information_schema.tables WHERE table_schema = {database} AND table_name = :table"
 
 
 class MysqlFetcher:
@@ -51,6 +54,11 @@ class MysqlFetcher:
         # Not closed here: closing reads an abandoned answer to its end, closing the connection does not.
         yield from batches_of_rows(iter(lambda: self._wait(cursor.fetchmany(_CHUNK)) or None, None), columns)
 
+    def slices(self, read: Read) -> Sequence[Slice]:
+        table = self.dialect.table("archive" if read.table == "archive" else "message")
+        found = self.rows(_SIZE, {"table": table})
+        return by_value.slices(self.dialect, self.rows, read, int(found[0][0] or 0) if found else 0)
+
     def _rendered(self, text: str, params: Mapping[str, Any]) -> tuple[str, list[Any]]:
         return self.dialect.sql(text).render(Style.FORMAT, params)
 
@@ -65,6 +73,9 @@ class MysqlFetcher:
                 raise Unreachable(f"no connection to the database at {self._url} ({type(e).__name__})") from e
             raise meaning(self._url, e, trouble) from e
 
+    def rest(self) -> None:
+        """Each statement was its own."""
+
     def close(self) -> None:
         self._connection.close()
         # The transport says goodbye on the loop's next turn.
@@ -73,9 +84,6 @@ class MysqlFetcher:
 
     def __enter__(self) -> Self:
         return self
-    def rest(self) -> None:
-        """Each statement was its own."""
-
 
     def __exit__(self, *_: object) -> None:
         self.close()

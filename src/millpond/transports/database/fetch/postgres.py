@@ -22,7 +22,9 @@ import pyarrow as pa
 
 from millpond.errors import StoreError, Unreachable
 from millpond.transports.database.dialect import Trouble
+from millpond.transports.database.fetch import by_page, by_value
 from millpond.transports.database.fetch.columns import Column, arrow_schema
+from millpond.transports.database.fetch.slices import Read, Slice
 from millpond.transports.database.options import parse
 from millpond.transports.database.postgres import check_url, dialect
 from millpond.transports.database.running import meaning
@@ -47,8 +49,8 @@ class PostgresFetcher:
             raise self._meaning(e, connecting=True) from None
 
     def rows(self, text: str, params: Mapping[str, Any]) -> Rows:
-        found = [batch.to_pydict() for batch in self._batches(text, params)]
-        return [row for batch in found for row in zip(*batch.values(), strict=True)]
+        found = [batch.columns for batch in self._batches(text, params, copy=False)]
+        return [row for columns in found for row in zip(*(c.to_pylist() for c in columns), strict=True)]
 
     def batches(self, text: str, params: Mapping[str, Any], columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
         schema = arrow_schema(columns)
@@ -57,7 +59,14 @@ class PostgresFetcher:
             arrays = [array.cast(field.type) for array, field in zip(batch.columns, schema, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _batches(self, text: str, params: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+    def slices(self, read: Read) -> Sequence[Slice]:
+        if read.table == "archive":
+            return by_page.slices(self.dialect, self.rows, read)
+        # The rows of live messages move from page to page.
+        ((size,),) = self.rows("SELECT pg_relation_size('{message}'::regclass)", {})
+        return by_value.slices(self.dialect, self.rows, read, size)
+
+    def _batches(self, text: str, params: Mapping[str, Any], *, copy: bool = True) -> Iterator[pa.RecordBatch]:
         literal = Literals()
         rendered, values = self.dialect.sql(text).render(Style.DOLLAR, params)
         sql = _PLACEHOLDER.sub(lambda match: literal(values[int(match[1]) - 1]), rendered)
@@ -66,13 +75,15 @@ class PostgresFetcher:
             statement = adbc.AdbcStatement(self._connection)
             try:
                 statement.set_sql_query(sql)
+                if not copy:  # of a large answer it is the fast way, and of EXPLAIN no way at all
+                    statement.set_options(**{"adbc.postgresql.use_copy": "false"})
                 stream, _ = statement.execute_query()
                 yield from pa.RecordBatchReader._import_from_c(stream.address)
             finally:
                 statement.close()
         except adbc.Error as e:
             raise self._meaning(e) from None
-        except pa.ArrowException as e:  # what happens in the middle of a stream comes through Arrow
+        except (pa.ArrowException, OSError) as e:  # what happens in the middle of a stream comes through Arrow
             raise Unreachable(f"the answer of {self._url} broke off: {self._hidden(e)}") from None
 
     def _set(self, settings: Mapping[str, str]) -> None:
@@ -109,6 +120,9 @@ class PostgresFetcher:
         password = self._url.password
         return text.replace(password, "***").replace(quote(password, safe=""), "***") if password else text
 
+    def rest(self) -> None:
+        self._connection.rollback()
+
     def close(self) -> None:
         self._connection.close()
         self._database.close()
@@ -119,9 +133,6 @@ class PostgresFetcher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-
-    def rest(self) -> None:
-        self._connection.rollback()
 
 class Literals:
     """Values as they stand in a statement without parameters, and the settings that hold the texts among them."""

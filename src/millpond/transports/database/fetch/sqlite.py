@@ -10,7 +10,9 @@ from typing import Any, Self
 import pyarrow as pa
 
 from millpond.errors import NotMigrated
+from millpond.transports.database.fetch import by_value
 from millpond.transports.database.fetch.columns import Column, batches_of_rows
+from millpond.transports.database.fetch.slices import Read, Slice
 from millpond.transports.database.options import parse
 from millpond.transports.database.running import meaning
 from millpond.transports.database.sqlite import dialect, open_connection
@@ -43,17 +45,21 @@ class SqliteFetcher:
         except sqlite3.Error as e:
             raise meaning(self._url, e, self.dialect.trouble(e)) from e
 
+    def slices(self, read: Read) -> Sequence[Slice]:
+        ((size,),) = self.rows("SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()", {})
+        return by_value.slices(self.dialect, self.rows, read, size)
+
     def _execute(self, text: str, params: Mapping[str, Any]) -> sqlite3.Cursor:
         return self._connection.execute(*self.dialect.sql(text).render(Style.QMARK, params))
+
+    def rest(self) -> None:
+        """Each statement was its own."""
 
     def close(self) -> None:
         self._connection.close()
 
     def __enter__(self) -> Self:
         return self
-
-    def rest(self) -> None:
-        """Each statement was its own."""
 
     def __exit__(self, *_: object) -> None:
         self.close()

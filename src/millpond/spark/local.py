@@ -1,0 +1,33 @@
+"""SQLite is a file of one machine: where tasks may run on others, it is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from millpond.errors import Unsupported
+
+if TYPE_CHECKING:
+    from millpond.spark.options import Shard
+
+_LOCAL = re.compile(r"local(\[.*\])?")
+
+
+def refuse_files_on_a_cluster(shards: Iterable[Shard]) -> None:
+    """To be called in a task, before it connects: only there Spark says what its master is.
+
+    A task on a cluster would look for the file on its own machine, and find none or another.
+    """
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    master = task.getLocalProperty("spark.master") if task is not None else None
+    if master is None or _LOCAL.fullmatch(master):
+        return
+    for shard in shards:
+        if shard.url.scheme == "sqlite":
+            raise Unsupported(
+                f"{shard.url} is a file of one machine, and the tasks of {master} may run on others: use a local "
+                "master, or PostgreSQL, MySQL or MariaDB"
+            )
