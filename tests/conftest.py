@@ -14,6 +14,7 @@ from uuid import uuid4
 import pytest
 
 from servers import MariaDB, Postgres
+from tests.shared import SharedDatabase
 
 FAULTS, FAULTS_SEED = "faults", "MILLPOND_FAULTS_SEED"
 """What each fault test found, as a property of its report; and where their chance begins."""
@@ -74,6 +75,18 @@ def postgres_server() -> Iterator[Postgres]:
 def mariadb_server() -> Iterator[MariaDB]:
     with MariaDB() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def shared_postgresql(postgres_server: Postgres) -> Iterator[SharedDatabase]:
+    with SharedDatabase(postgres_server) as database:
+        yield database
+
+
+@pytest.fixture(scope="session")
+def shared_mariadb(mariadb_server: MariaDB) -> Iterator[SharedDatabase]:
+    with SharedDatabase(mariadb_server) as database:
+        yield database
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ class Caller:
         self.open = opened
         self.sync = sync
         with_store(url, lambda store: nothing(), migrate=True)
-        self.rows_of("CREATE TABLE orders (id INTEGER)")
+        self.rows_of("CREATE TABLE IF NOT EXISTS orders (id INTEGER)")
 
     def run(self, body: Callable[[Hand, "Verbs"], Coroutine[Any, Any, None]]) -> None:
         """Run a test's body with this caller's connection."""

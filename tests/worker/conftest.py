@@ -1,7 +1,7 @@
 """A pond on every backend in turn, each test's empty; and short ways to let it work and see what became of it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -9,54 +9,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-import millpond
 from millpond import Millpond, Row, State
+from tests.shared import SharedDatabase
 
 DATABASES = ["sqlite", "postgresql", "mariadb"]
 BACKENDS = ["memory", *DATABASES]
-TABLES = """
-SELECT table_name FROM information_schema.tables
-WHERE table_schema = %s AND table_type = 'BASE TABLE' AND table_name NOT LIKE '%%migration'
-"""
-
-
-class Server:
-    """One database for all tests, migrated once; its rows go before each test."""
-
-    def __init__(self, url: str, admin: Any, schema: str, quote: str) -> None:
-        self.url = url
-        self._admin = admin
-        self._schema = schema
-        self._quote = quote
-        asyncio.run(self._migrate())
-
-    async def _migrate(self) -> None:
-        await (await millpond.connect(self.url, migrate=True)).close()
-
-    def empty(self) -> None:
-        with self._admin.cursor() as cursor:
-            cursor.execute(TABLES, (self._schema,))
-            for (table,) in cursor.fetchall():
-                cursor.execute(f"DELETE FROM {self._quote}{table}{self._quote}")
-        self._admin.commit()
-
-
-@pytest.fixture(scope="session")
-def postgresql_of_workers(request: pytest.FixtureRequest) -> Iterator[Server]:
-    server, name = request.getfixturevalue("postgres_server"), f"worker_{uuid4().hex[:8]}"
-    url = server.create_database(name)
-    with server.connect(name) as admin:
-        yield Server(url, admin, "public", '"')
-    server.drop_database(name)
-
-
-@pytest.fixture(scope="session")
-def mariadb_of_workers(request: pytest.FixtureRequest) -> Iterator[Server]:
-    server, name = request.getfixturevalue("mariadb_server"), f"worker_{uuid4().hex[:8]}"
-    url = server.create_database(name)
-    with server.connect(name) as admin:
-        yield Server(url, admin, name, "`")
-    server.drop_database(name)
 
 
 def empty_database(request: pytest.FixtureRequest, kind: str) -> str:
@@ -65,9 +22,9 @@ def empty_database(request: pytest.FixtureRequest, kind: str) -> str:
     if kind == "sqlite":
         folder: Path = request.getfixturevalue("tmp_path")
         return f"sqlite:///{folder / 'pond.db'}"
-    server: Server = request.getfixturevalue(f"{kind}_of_workers")
-    server.empty()
-    return server.url
+    shared: SharedDatabase = request.getfixturevalue(f"shared_{kind}")
+    shared.empty()
+    return shared.url
 
 
 @pytest.fixture(params=BACKENDS)
