@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import msgspec
@@ -13,7 +13,7 @@ from millpond import codec
 from millpond.clock import Seconds
 from millpond.errors import BodyNotDecodable, not_supported
 from millpond.message import LIVE, SETTLED, State, replayed_id
-from millpond.transport import Capability, QueueStats, Row, Store, Transport
+from millpond.transport import Capability, QueueStats, Row, Store, Streams, StreamStatus, Transport
 
 RETRY = "retry"
 """The name under which `retry` replays: the same each time, so that retrying twice is harmless."""
@@ -139,7 +139,23 @@ class Control:
     ) -> int:
         return await self.store.purge(queue, older_than=older_than, states=states or None)
 
+    # --- streams ------------------------------------------------------------------------------------
+
+    async def streams(self) -> list[StreamStatus]:
+        """The Spark queries that consume queues of this database, and what they hold."""
+        return await self._streams().streams()
+
+    async def release_stream(self, name: str) -> int:
+        """Give back what a stream holds, and fence out whoever drives it; returns how many messages."""
+        return await self._streams().release_stream(name)
+
     # --- inside -------------------------------------------------------------------------------------
+
+    def _streams(self) -> Streams:
+        if Capability.STREAMS not in self.store.capabilities:
+            raise not_supported("a stream", Capability.STREAMS)
+        store: Any = self.store
+        return cast("Streams", store)
 
     async def _publish_again(self, failed: Sequence[Row]) -> tuple[list[UUID], list[UUID]]:
         """(new ids, old ids that were retried before)

@@ -20,6 +20,8 @@ from millpond.message import Claim, Message, Published, Receipt, State
 from millpond.outcome import MAX_CRASHES, SUSPECT, Outcome
 
 DEFAULT_LEASE = 30.0
+NEVER_US = 253_402_300_799_000_000
+"""When the lease of what a stream holds ends: with the year 9999, so that no reaper finds it and people can read it."""
 
 
 class Capability(Flag):

@@ -10,7 +10,7 @@ from millpond.cli.table import plain, short, table, when
 from millpond.clock import as_datetime
 from millpond.control import Control, body, facts
 from millpond.message import State
-from millpond.transport import QueueStats, Row
+from millpond.transport import NEVER_US, QueueStats, Row
 
 States = Annotated[
     list[State] | None, typer.Option("--state", case_sensitive=False, help="Only in this state; may be given again.")
@@ -81,7 +81,7 @@ def _entry(row: Row) -> list[str]:
         str(row.id),
         plain(row.queue),
         row.state.value,
-        f"{kind} {when(as_datetime(at))}",
+        "held by a stream" if row.lease_us == NEVER_US else f"{kind} {when(as_datetime(at))}",
         str(row.deliveries),
         plain(what),
     ]

@@ -8,10 +8,8 @@ messages; `{inner}`: a join that does.
 
 from __future__ import annotations
 
+from millpond.transport import NEVER_US
 from millpond.transports.database.statements import ARCHIVED_COLUMNS
-
-NEVER = 253_402_300_799_000_000
-"""When the lease of a stream's claim ends: with the year 9999, so that no reaper finds it and people can read it."""
 
 # --- the stream -----------------------------------------------------------------------------------------
 
@@ -45,7 +43,7 @@ WHERE {DUE} ORDER BY m.due_at, m.id LIMIT :limit {{locked}}
 # Without a token: no receipt of an earlier claim settles what a stream holds.
 STAMPED = f"""
 state = 'PROCESSING', deliveries = deliveries + 1, token = NULL, worker = NULL, acquired_at = {{now}},
-lease_until = {NEVER}
+lease_until = {NEVER_US}
 """
 STAMP = f"""
 UPDATE {{message}} {{id_index}} SET {STAMPED} WHERE id {{in_select}} SELECT s.id FROM {{stream_message}} s

@@ -16,7 +16,7 @@ import msgspec
 from millpond.clock import SECOND, micros
 from millpond.errors import ClaimLost, StreamBehind, StreamFenced, UnknownStream
 from millpond.message import State, short_error
-from millpond.transport import Recorded, Settlement, Slice, StreamClaim, StreamStatus, Waiting
+from millpond.transport import NEVER_US, Recorded, Settlement, Slice, StreamClaim, StreamStatus, Waiting
 from millpond.transports.database import statements
 from millpond.transports.database import stream_statements as sql
 from millpond.transports.database.claim import Floor, Lanes, due_lanes, walk
@@ -182,7 +182,7 @@ class _Claiming:
             "limit": limit,
             "floor_due": due,
             "floor_id": id_,
-            "until": sql.NEVER if wanted.until is None else wanted.until,
+            "until": NEVER_US if wanted.until is None else wanted.until,
         }
         if d.fused:
             ((got, last, ids, crashes),) = yield Query(d.sql(sql.FUSED_TAKE), {**here, **which})
