@@ -78,7 +78,7 @@ def mariadb_server() -> Iterator[MariaDB]:
 
 
 @pytest.fixture(scope="session")
-def shared_postgresql(postgres_server: Postgres) -> Iterator[SharedDatabase]:
+def shared_postgres(postgres_server: Postgres) -> Iterator[SharedDatabase]:
     with SharedDatabase(postgres_server) as database:
         yield database
 

@@ -8,6 +8,7 @@ import pytest
 
 import millpond
 from millpond import ManualClock, Store
+from tests.shared import SharedDatabase
 
 DATABASES = ["sqlite", "postgres", "mariadb"]
 
@@ -19,8 +20,11 @@ def clock() -> ManualClock:
 
 @pytest.fixture(params=DATABASES)
 def url(request: pytest.FixtureRequest) -> str:
-    made: str = request.getfixturevalue(f"{request.param}_url")
-    return made
+    if request.param == "sqlite":
+        return str(request.getfixturevalue("sqlite_url"))
+    shared: SharedDatabase = request.getfixturevalue(f"shared_{request.param}")
+    shared.empty()
+    return shared.url
 
 
 @pytest.fixture

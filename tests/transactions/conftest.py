@@ -6,9 +6,9 @@ from tests.shared import SharedDatabase
 
 
 @pytest.fixture
-def postgres_url(shared_postgresql: SharedDatabase) -> str:
-    shared_postgresql.empty()
-    return shared_postgresql.url
+def postgres_url(shared_postgres: SharedDatabase) -> str:
+    shared_postgres.empty()
+    return shared_postgres.url
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ def empty_database(request: pytest.FixtureRequest, kind: str) -> str:
     if kind == "sqlite":
         folder: Path = request.getfixturevalue("tmp_path")
         return f"sqlite:///{folder / 'pond.db'}"
-    shared: SharedDatabase = request.getfixturevalue(f"shared_{kind}")
+    shared: SharedDatabase = request.getfixturevalue(f"shared_{kind.removesuffix('ql')}")
     shared.empty()
     return shared.url
 
