@@ -112,9 +112,14 @@ FROM noted n WHERE s.ctid = n.ctid
 
 # --- ack ------------------------------------------------------------------------------------------------
 
+# Not GROUP BY: that would sort them.
 OUTCOMES = """
-SELECT s.outcome, count(*) FROM {stream_message} s WHERE s.stream = :stream AND s.seq = :seq GROUP BY s.outcome
+SELECT count(CASE WHEN s.outcome = 'ack' THEN 1 END), count(CASE WHEN s.outcome = 'nack' THEN 1 END),
+count(CASE WHEN s.outcome = 'reject' THEN 1 END), count(CASE WHEN s.outcome IS NULL THEN 1 END)
+FROM {stream_message} s WHERE s.stream = :stream AND s.seq = :seq
 """
+# What a batch moves passes through memory, not through a temporary file.
+FUSED_MEMORY = "SELECT set_config('work_mem', '64MB', true)"
 SETTLED_AS = "coalesce(s.outcome, :unsettled) = :outcome"
 REASON = "coalesce(s.reason, CASE WHEN s.outcome IS NULL THEN :reason ELSE 'rejected' END)"
 # Into the archive, payloads inside the server; each with the reason that was recorded for it.

@@ -108,6 +108,7 @@ def claim(
         return Claimed(recorded)
     if stream.acked != seq - 1:
         raise _behind(name, seq - 1, stream.acked)
+    yield from _room(d)
     key = {"stream": stream.id, "seq": seq}
     work = _Claiming(d, key, wanted, now)
     if not (yield from work.run(lanes)):
@@ -309,6 +310,8 @@ def ack(
     counts = {int(row[0]): int(row[1]) for row in held}
     if messages is not None and counts.get(seq, 0) != messages:
         raise claim_lost(name, seq, messages, counts.get(seq, 0))
+    if counts:
+        yield from _room(d)
     for number in counts:
         if number <= seq:
             yield from _settle(d, {"stream": stream.id, "seq": number}, unsettled, now)
@@ -324,7 +327,9 @@ def claim_lost(name: str, seq: int, expected: int, found: int) -> ClaimLost:
 
 
 def _settle(d: Dialect, key: dict[str, Any], unsettled: Settlement, now: int | None) -> Steps[None]:
-    present = {outcome or unsettled for outcome, _ in (yield Query(d.sql(sql.OUTCOMES), key))}
+    (counts,) = yield Query(d.sql(sql.OUTCOMES), key)
+    names: tuple[Settlement, ...] = ("ack", "nack", "reject", unsettled)
+    present = {name for name, count in zip(names, counts, strict=True) if count}
     chosen = {**key, "unsettled": unsettled, "now": now}
     if "ack" in present:
         yield from _move(d, {**chosen, "outcome": "ack", "state": State.COMPLETED.value, "reason": None})
@@ -333,6 +338,11 @@ def _settle(d: Dialect, key: dict[str, Any], unsettled: Settlement, now: int | N
     if "nack" in present:
         yield Query(d.sql(sql.RETRY), {**chosen, "outcome": "nack"})
     yield from _drop(d, key)
+
+
+def _room(d: Dialect) -> Steps[None]:
+    if d.fused:
+        yield Query(d.sql(sql.FUSED_MEMORY), {})
 
 
 def _move(d: Dialect, chosen: dict[str, Any]) -> Steps[None]:
