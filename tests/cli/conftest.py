@@ -12,6 +12,7 @@ import pytest
 from millpond import Claim, Message, connect
 from millpond.cli import run
 from millpond.transport import Store
+from tests.shared import SharedDatabase
 
 
 class Said(NamedTuple):
@@ -64,12 +65,18 @@ def empty_url(request: pytest.FixtureRequest) -> str:
     return url
 
 
-@pytest.fixture
-def url(empty_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+def url(request: pytest.FixtureRequest, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> str:
     """A migrated database, which MILLPOND_URL names."""
-    cli.ok("migrate", empty_url)
-    monkeypatch.setenv("MILLPOND_URL", empty_url)
-    return empty_url
+    if request.param == "sqlite":
+        url = str(request.getfixturevalue("sqlite_url"))
+        cli.ok("migrate", url)
+    else:
+        shared: SharedDatabase = request.getfixturevalue(f"shared_{request.param}")
+        shared.empty()
+        url = shared.url
+    monkeypatch.setenv("MILLPOND_URL", url)
+    return url
 
 
 def with_store(url: str, work: Callable[[Store], Coroutine[Any, Any, Any]], **options: Any) -> Any:

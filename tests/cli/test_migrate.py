@@ -115,11 +115,12 @@ def test_the_printed_sql_equals_what_migrate_makes(cli: Cli, tmp_path: Path) -> 
     assert [name for name, _ in tables("printed.db")] == [name for name, _ in tables("migrated.db")]
 
 
-def test_a_database_of_a_later_version_is_told(cli: Cli, url: str) -> None:
-    execute(url, "INSERT INTO message_migration (version, name, applied_at) VALUES (99, 'later', 0);")
+def test_a_database_of_a_later_version_is_told(cli: Cli, empty_url: str) -> None:
+    cli.ok("migrate", empty_url)
+    execute(empty_url, "INSERT INTO message_migration (version, name, applied_at) VALUES (99, 'later', 0);")
     with pytest.raises(SchemaMismatch):
-        connects(url)
-    error = cli.fails(1, "stats")
+        connects(empty_url)
+    error = cli.fails(1, "stats", "--url", empty_url)
     assert "version 99" in error and "upgrade the millpond package" in error
 
 
