@@ -20,7 +20,7 @@ MAX_POLL = 1.0
 @pytest.mark.databases(*ALL)
 async def test_polling_finds_everything(everywhere: Everywhere, long: bool) -> None:
     async def scenario(here: Ground) -> None:
-        messages = 200 if long else 3
+        messages = 50 if long else 3
         plan = here.plan("sleeper", options={"max_workers": messages, "max_poll": MAX_POLL})
         worker = here.processes.start(plan)
         await worker.began()
