@@ -67,7 +67,7 @@ async def stopped(zombie: Actor, url: str) -> bool:
 async def test_a_stopped_process_is_refused_when_it_wakes(url: str, store: Store, actors: Actors, join: bool) -> None:
     count = 100
     await store.publish([Message(queue="q", payload=b"x") for _ in range(count)])
-    zombie = await actors.start("holder", url=url, number=0, queue="q", count=count, lease=1.5, join=join)
+    zombie = await actors.start("holder", url=url, number=0, queue="q", count=count, lease=3, join=join)
     assert (await zombie.says())["held"] == count
     await until(lambda: stopped(zombie, url))
     assert await until(store.reap) == count
