@@ -20,9 +20,8 @@ FAULTS, FAULTS_SEED = "faults", "MILLPOND_FAULTS_SEED"
 """What each fault test found, as a property of its report; and where their chance begins."""
 # Here, so that all processes of a parallel run have the same.
 os.environ[FAULTS_SEED] = os.environ.get(FAULTS_SEED) or str(random.SystemRandom().randrange(1 << 32))
-ON_SPARK = ("spark", "streams")
-"""Folders whose tests share one Spark session."""
-SLOWEST = (*ON_SPARK, "faults")
+SPARK, SLOWEST = "spark", ("spark", "faults")
+"""The folder whose tests share one Spark session; and those that take longest."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,7 +45,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "spark" if _folder(nodeid) in ON_SPARK else nodeid.partition("::")[0]
+            return SPARK if _folder(nodeid) == SPARK else nodeid.partition("::")[0]
 
     return ByFile(config, log)
 
@@ -73,6 +72,20 @@ def postgres_server() -> Iterator[Postgres]:
 
 @pytest.fixture(scope="session")
 def mariadb_server() -> Iterator[MariaDB]:
+    with MariaDB() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def own_postgres() -> Iterator[Postgres]:
+    """To be killed."""
+    with Postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def own_mariadb() -> Iterator[MariaDB]:
+    """To be killed."""
     with MariaDB() as server:
         yield server
 

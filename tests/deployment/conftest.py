@@ -1,22 +1,10 @@
-"""Servers of our own, since the tests here cut, starve and kill them."""
+"""Networks that the tests here cut."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from servers import MariaDB, Postgres, Proxy
-
-
-@pytest.fixture(scope="session")
-def own_postgres() -> Iterator[Postgres]:
-    with Postgres() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def own_mariadb() -> Iterator[MariaDB]:
-    with MariaDB() as server:
-        yield server
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -50,18 +50,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def long(request: pytest.FixtureRequest) -> bool:
     """Whether sizes are those of the long form."""
     return bool(request.config.getoption("--long"))
-
-
-@pytest.fixture(scope="session")
-def own_postgres() -> Iterator[Postgres]:
-    with Postgres() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def own_mariadb() -> Iterator[MariaDB]:
-    with MariaDB() as server:
-        yield server
 
 
 @pytest.fixture
