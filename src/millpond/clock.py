@@ -18,7 +18,7 @@ Seconds = float | int | timedelta
 """How callers give a duration: seconds or a timedelta."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LONGEST = 100 * 365 * 86_400 * SECOND
+_LONGEST_SECONDS = 100 * 365 * 86_400
 """A century: anything longer is a mistake, and would overflow somewhere."""
 
 
@@ -61,21 +61,22 @@ class ManualClock:
         self._now += micros(seconds, "advance")
 
 
-def monotonic() -> float:
-    """Seconds on a clock that only pacing uses: it never decides what happens to a message."""
-    return time.monotonic()
+monotonic = time.monotonic
+"""Seconds on a clock that only pacing uses: it never decides what happens to a message."""
 
 
 def micros(value: Seconds, option: str) -> int:
     """A duration in microseconds; negative, endless and non-numeric ones are refused by name."""
-    if type(value) is not float and type(value) is not int:  # asked first: settles come by the thousand
-        if isinstance(value, timedelta):
-            value = value.total_seconds()
-        elif isinstance(value, bool) or not isinstance(value, int | float):
-            raise InvalidOption(f"{option} must be seconds or a timedelta, not {type(value).__name__}")
+    # What is usual is asked first: settles come by the thousand.
+    if (type(value) is float or type(value) is int) and 0 <= value <= _LONGEST_SECONDS:
+        return round(value * SECOND)
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidOption(f"{option} must be seconds or a timedelta, not {type(value).__name__}")
     if not 0 <= value < math.inf:  # so written, it refuses what is not a number too
         raise InvalidTime(f"{option} must be zero or more seconds, not {value}")
-    if value > _LONGEST / SECOND:
+    if value > _LONGEST_SECONDS:
         raise InvalidTime(f"{option} must be shorter than 100 years")
     return round(value * SECOND)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from enum import StrEnum
-from typing import assert_never
+from typing import assert_never, final
 
 import msgspec
 
@@ -19,6 +19,7 @@ SUSPECT = 2
 """Unfinished deliveries from which on a message is claimed alone."""
 
 
+@final
 class Ack(msgspec.Struct, frozen=True, gc=False):
     """Processed. `keep=False` leaves no trace in the archive."""
 
@@ -26,6 +27,7 @@ class Ack(msgspec.Struct, frozen=True, gc=False):
     keep: bool = True
 
 
+@final
 class Nack(msgspec.Struct, frozen=True, gc=False):
     """Again after a delay."""
 
@@ -34,6 +36,7 @@ class Nack(msgspec.Struct, frozen=True, gc=False):
     error: str | None = None
 
 
+@final
 class Reject(msgspec.Struct, frozen=True, gc=False):
     """Never again, and kept with the reason. `attempted=False`: no handler ever ran for this delivery."""
 
@@ -44,6 +47,7 @@ class Reject(msgspec.Struct, frozen=True, gc=False):
     attempted: bool = True
 
 
+@final
 class GiveBack(msgspec.Struct, frozen=True, gc=False):
     """Back to PENDING. Never started, the delivery does not count; interrupted (`delivered`), it does."""
 
@@ -72,27 +76,28 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 # One value for all acks, so that a thousand of them are seen to be the same at a glance.
 _KEPT = Change(State.COMPLETED, 1)
 _GONE = Change(State.COMPLETED, 1, keep=False)
+_RETRYABLE = State.RETRYABLE  # an enum takes its time to find a member by its name
 
 
 def change(outcome: Outcome) -> Change:
     """The state machine: what each outcome makes of a claimed message."""
-    match outcome:
-        case Ack():
-            return _KEPT if outcome.keep else _GONE
-        case Nack():
-            return Change(State.RETRYABLE, 1, delay_us=micros(outcome.delay, "delay"), error=short_error(outcome.error))
-        case Reject():
-            return Change(
-                State.FAILED,
-                int(outcome.attempted),
-                reason=short_error(outcome.reason),
-                error=short_error(outcome.error),
-                keep=outcome.keep,
-            )
-        case GiveBack():
-            return Change(State.PENDING, 0, deliveries=0 if outcome.delivered else -1)
-        case _:
-            assert_never(outcome)
+    # By the type itself: asked whether it is an instance, a struct of another type takes a microsecond to say no.
+    if type(outcome) is Ack:
+        return _KEPT if outcome.keep else _GONE
+    if type(outcome) is Nack:
+        delay, error = micros(outcome.delay, "delay"), short_error(outcome.error)
+        return Change(_RETRYABLE, 1, 0, delay, None, error)
+    if type(outcome) is Reject:
+        return Change(
+            State.FAILED,
+            int(outcome.attempted),
+            reason=short_error(outcome.reason),
+            error=short_error(outcome.error),
+            keep=outcome.keep,
+        )
+    if type(outcome) is GiveBack:
+        return Change(State.PENDING, 0, deliveries=0 if outcome.delivered else -1)
+    assert_never(outcome)
 
 
 # --- from a handler's result to an outcome ----------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal, assert_never
+from typing import Any, Literal
 from uuid import UUID
 
 from millpond.clock import Seconds
@@ -15,6 +15,7 @@ from millpond.telemetry import Published as PublishedEvent
 from millpond.transport import DEFAULT_LEASE, Capability, Store, Transport
 
 Kind = Literal["ack", "nack", "reject", "give back"]
+_KINDS: dict[type[Outcome], Kind] = {Ack: "ack", Nack: "nack", Reject: "reject", GiveBack: "give back"}
 _MOST = 100_000
 
 
@@ -124,7 +125,7 @@ class Observed:
             counts: Counter[tuple[str, Kind]] = Counter()
             for outcome in outcomes:
                 if not stale or outcome.receipt not in stale:
-                    counts[self._queue(outcome.receipt, forget), _kind(outcome)] += 1
+                    counts[self._queue(outcome.receipt, forget), _KINDS[type(outcome)]] += 1
             for (queue, kind), count in counts.items():
                 self._telemetry.announce(Settled(queue, kind, count))
         if refused:
@@ -136,17 +137,3 @@ class Observed:
 
 
 Store.register(Observed)  # its class does not show what it passes on
-
-
-def _kind(outcome: Outcome) -> Kind:
-    match outcome:
-        case Ack():
-            return "ack"
-        case Nack():
-            return "nack"
-        case Reject():
-            return "reject"
-        case GiveBack():
-            return "give back"
-        case _:
-            assert_never(outcome)

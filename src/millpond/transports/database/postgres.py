@@ -31,7 +31,15 @@ T = TypeVar("T")
 _PAIRS = "unnest(:ids::uuid[], :tokens::bigint[]) AS r(id, token)"
 _ROWS = "unnest(:ids::uuid[], :tokens::bigint[], :delays::bigint[], :errors::text[]) AS r(id, token, delay, error)"
 _REASONS = "unnest(:ids::uuid[], :tokens::bigint[], :reasons::text[], :errors::text[]) AS r(id, token, reason, error)"
-_WRITTEN = "SELECT count(*), CASE WHEN count(*) < cardinality(:ids::uuid[]) THEN array_agg(id || ' ' || token) END FROM"
+
+
+def _written(rows: str) -> str:
+    """How many rows were written, and which, if they are not all: as an aggregate beside the count it would be made
+    for nothing in each settle."""
+    return (
+        f"SELECT count(*), CASE WHEN count(*) < cardinality(:ids::uuid[]) "
+        f"THEN (SELECT array_agg(w.id || ' ' || w.token) FROM {rows} w) END FROM {rows}"
+    )
 
 
 def _held(lock: str, rows: str = _PAIRS, more: str = "") -> str:
@@ -53,7 +61,7 @@ def _held(lock: str, rows: str = _PAIRS, more: str = "") -> str:
 def _move(lock: str, keep: bool) -> str:
     gone = "gone AS (DELETE FROM {message} m WHERE m.ctid = ANY(ARRAY(SELECT ctid FROM held)) RETURNING m.*)"
     kept = f", {_kept(':reason::text', ':error::text')}" if keep else ""
-    return f"{_held(lock)}, {gone}{kept} {_WRITTEN} gone"
+    return f"{_held(lock)}, {gone}{kept} {_written('gone')}"
 
 
 def _move_each(lock: str) -> str:
@@ -63,7 +71,7 @@ def _move_each(lock: str) -> str:
         "gone AS (DELETE FROM {message} m USING held h WHERE m.ctid = h.ctid "
         "RETURNING m.*, h.reason AS reason, h.error AS error)"
     )
-    return f"{held}, {gone}, {_kept('reason', 'error')} {_WRITTEN} gone"
+    return f"{held}, {gone}, {_kept('reason', 'error')} {_written('gone')}"
 
 
 def _kept(reason: str, error: str) -> str:
@@ -85,7 +93,7 @@ def _requeue(lock: str) -> str:
                        ELSE m.first_attempt_at END,
     last_attempt_at = CASE WHEN :attempts::int = 1 THEN {{now}} ELSE m.last_attempt_at END,
     last_error = coalesce(h.error, m.last_error), worker = NULL, lease_until = NULL, lane = {sql.LANE_GIVEN_BACK}
-    FROM held h WHERE m.ctid = h.ctid RETURNING m.id, m.token) {_WRITTEN} back"""
+    FROM held h WHERE m.ctid = h.ctid RETURNING m.id, m.token) {_written("back")}"""
 
 
 _STAMP = f"""
@@ -117,13 +125,16 @@ FUSED = Fused(
     AND m.due_at <= {now} {from_floor}
     AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name = :queue::text AND q.paused = 1)
     ORDER BY m.due_at, m.id LIMIT :limit::bigint {locked}""",
+    # The state is asked for so that the index of claims does not serve it: planned while the table was empty, that
+    # one may be taken, and the whole queue be read.
     claim_ids=_STAMP
-    % """SELECT m.id FROM {message} m WHERE m.id {ids} AND {ready} AND m.queue {queues} AND m.due_at <= {now}
+    % """SELECT m.id FROM {message} m WHERE m.id {ids} AND m.state || '' <> 'PROCESSING' AND m.queue {queues}
+    AND m.due_at <= {now}
     AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name = m.queue AND q.paused = 1)
     ORDER BY m.lane, m.due_at, m.id LIMIT :limit::bigint {locked}""",
     extend=f"""{_held("SKIP LOCKED")},
     longer AS (UPDATE {{message}} m SET lease_until = {{now}} + :lease::bigint
-    FROM held h WHERE m.ctid = h.ctid RETURNING m.id, m.token) {_WRITTEN} longer""",
+    FROM held h WHERE m.ctid = h.ctid RETURNING m.id, m.token) {_written("longer")}""",
     moves={
         (keep, wait): _move("" if wait else "SKIP LOCKED", keep) for keep in (True, False) for wait in (True, False)
     },
@@ -139,7 +150,8 @@ class PostgresDialect(Dialect):
     no_floor = (-(2**63), UUID(int=0))
     day_partitions = True
     words = {
-        "now": "coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)",
+        # As a query of its own it is asked once in a statement, not with every row.
+        "now": "(SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint))",
         "key": "key",
         "id_text": "id::text",
         "ids": "= ANY(:ids::uuid[])",

@@ -16,7 +16,7 @@ from millpond.transports.database.statement import Query, Rows, Steps
 Key = tuple[Any, int]
 """A receipt as the database takes it: the id and the token. Looked up much faster than a receipt itself."""
 
-_TOKENS = range(-(2**63), 2**63)
+_LEAST, _MOST = -(2**63), 2**63 - 1
 """What a database can hold. A token beyond it was never given to anybody."""
 
 
@@ -39,9 +39,8 @@ def settle(
     """Write outcomes. `wait`: take locks as they come, for a caller's own transaction. `again`: an earlier
     try may have been committed, so that a row that left no trace by request counts as settled. `waited`: this is
     the second try for rows that somebody changed while the first waited for them."""
-    by_key, moves, returns = _grouped(d, outcomes)
+    by_key, moves, returns, refused = _grouped(d, outcomes)
     failed = _failed_each(moves)
-    refused = list(dict.fromkeys(o.receipt for o in outcomes if o.receipt.token not in _TOKENS))
     locked: list[Outcome] = []
     missing: list[Key] = []
     for c, keys in moves.items():
@@ -79,20 +78,25 @@ Returns = dict[tuple[int, int], list[tuple[Key, Change]]]
 """By what they add to attempts and deliveries, from which their state follows."""
 
 
-def _grouped(d: Dialect, outcomes: Sequence[Outcome]) -> tuple[dict[Key, Outcome], Moves, Returns]:
-    """Outcomes by their receipts, of which the first counts, and what one statement can write together."""
+def _grouped(d: Dialect, outcomes: Sequence[Outcome]) -> tuple[dict[Key, Outcome], Moves, Returns, list[Receipt]]:
+    """Outcomes by their receipts, of which the first counts, what one statement can write together, and receipts
+    that nobody was ever given."""
     by_key: dict[Key, Outcome] = {}
     moves: Moves = {}
     returns: Returns = {}
     last: Change | None = None
     group: list[Key] = []
+    unknown: list[Receipt] = []
     id_in = d.id_in
     for outcome in outcomes:
         receipt = outcome.receipt
         key = (id_in(receipt.id), receipt.token)
-        if key in by_key or key[1] not in _TOKENS:
+        if key in by_key:
             continue
         by_key[key] = outcome
+        if not _LEAST <= receipt.token <= _MOST:
+            unknown.append(receipt)
+            continue
         c = change(outcome)
         if c is last:
             group.append(key)
@@ -101,7 +105,7 @@ def _grouped(d: Dialect, outcomes: Sequence[Outcome]) -> tuple[dict[Key, Outcome
             group.append(key)
         else:
             returns.setdefault((c.attempts, c.deliveries), []).append((key, c))
-    return by_key, moves, returns
+    return by_key, moves, returns, unknown
 
 
 def _failed_each(moves: Moves) -> list[list[tuple[Key, Change]]]:
@@ -115,8 +119,8 @@ def _failed_each(moves: Moves) -> list[list[tuple[Key, Change]]]:
 
 def extend(d: Dialect, receipts: Sequence[Receipt], lease: int, *, now: int | None) -> Steps[list[Receipt]]:
     """Lengthen leases; returns the stale receipts. A row that is locked is being settled: it is not stale."""
-    by_key = {(d.id_in(r.id), r.token): r for r in receipts if r.token in _TOKENS}
-    stale = [r for r in receipts if r.token not in _TOKENS]
+    by_key = {(d.id_in(r.id), r.token): r for r in receipts if _LEAST <= r.token <= _MOST}
+    stale = [r for r in receipts if not _LEAST <= r.token <= _MOST]
     keys = list(by_key)
     if not keys:
         return stale
