@@ -12,31 +12,19 @@ import inspect
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Sequence
 from contextvars import Context, copy_context
-from typing import Any, Literal
+from typing import Any
 
 from millpond.clock import monotonic
-from millpond.errors import BodyNotDecodable
 from millpond.message import Claim, Receipt
-from millpond.outcome import (
-    Ack,
-    AckPolicy,
-    GiveBack,
-    Outcome,
-    Raised,
-    Reject,
-    Result,
-    Returned,
-    decide,
-    describe,
-)
-from millpond.retry import Retry
+from millpond.outcome import AckPolicy
 from millpond.transport import Transport
-from millpond.worker import report
+from millpond.worker.conclude import Concluding, Lost
 from millpond.worker.context import Rest, begin
 from millpond.worker.delivery import Delivery, current
 from millpond.worker.handler import Handler
+from millpond.worker.runner import Runner
 from millpond.worker.settle import Settling
 from millpond.worker.subscription import Subscription, seconds
 from millpond.worker.threads import Threads
@@ -48,33 +36,6 @@ _TURN = 0.002
 _WATCH_EVERY = 1.0
 _HALVED = 0.1
 """Seconds in which what was done loses half its weight for the rate."""
-_RETURNED = Returned()
-
-
-class RolledBack(Exception):
-    """The handler decided within a transaction that was not committed."""
-
-
-class Runner:
-    """One of the places where a handler runs."""
-
-    __slots__ = ("call", "deliveries", "interrupted", "started", "task")
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[None] | None = None
-        self.deliveries: Sequence[Delivery] = ()
-        self.started = 0.0
-        self.interrupted: Literal["timeout", "lost", "stop"] | None = None
-        self.call: asyncio.Future[Any] | None = None
-        """What a thread is at, for synchronous handlers."""
-
-    def interrupt(self, why: Literal["timeout", "lost", "stop"]) -> None:
-        """Cancel the handler. One in a thread is told, and runs on."""
-        if self.task is not None and self.interrupted is None:
-            self.interrupted = why
-            for delivery in self.deliveries:
-                delivery.interrupted = True
-            self.task.cancel()
 
 
 class Attempts:
@@ -86,7 +47,7 @@ class Attempts:
         handler: Handler,
         transport: Transport,
         settling: Settling,
-        lost: Callable[[Sequence[Delivery], bool], None],
+        lost: Lost,
     ) -> None:
         self.subscription = subscription
         self.transport = transport
@@ -107,22 +68,22 @@ class Attempts:
         self._handler = handler
         self._settling = settling
         self._lost = lost
+        self._concluding = Concluding(subscription, settling, self.held, self.freed, lost)
         self._ready: deque[Delivery] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._arrived = asyncio.Event()
         self._runners = [Runner() for _ in range(subscription.max_workers)]
-        self._threads = None if self._handler.is_async else Threads(f"millpond-{subscription.name}")
+        self._threads = None if handler.is_async else Threads(f"millpond-{subscription.name}")
         self._stopping = False
         self._torn_down = False
         self._watched = monotonic()
         """When the event loop last came round to look for handlers that take too long."""
         self._lately = (0.0, monotonic())
-        # Read once: they are asked for with every message.
-        self._name = subscription.name
         self._batch = subscription.batch
         self._gather = seconds(subscription.gather)
         self._ack_first = subscription.ack_policy is AckPolicy.ACK_FIRST
-        self._ack_returned = subscription.ack_policy is not AckPolicy.MANUAL
+        self._at_once = handler.is_async and not self._ack_first
+        """Nothing is to be awaited before a handler begins."""
 
     # --- for the claim loop -------------------------------------------------------------------------
 
@@ -138,7 +99,9 @@ class Attempts:
 
     def take(self, claims: Sequence[Claim]) -> None:
         """Let these run as soon as there is a runner for them."""
-        self.start([self.hold(claim) for claim in claims])
+        deliveries = [Delivery(claim, self) for claim in claims]
+        self.held.update(deliveries)
+        self.start(deliveries)
 
     def start(self, deliveries: Sequence[Delivery]) -> None:
         self._ready.extend(deliveries)
@@ -248,23 +211,11 @@ class Attempts:
 
     def _give_back(self) -> None:
         while self._ready:
-            self.give_back(self._ready.popleft())
-
-    def give_back(self, delivery: Delivery, *, delivered: bool = False) -> None:
-        delivery.concluded = True
-        self._settling.add(delivery, GiveBack(delivery.claim.receipt, delivered))
-
-    def _drop(self, delivery: Delivery) -> None:
-        """Another worker has it: there is nothing to settle."""
-        delivery.concluded = True
-        if delivery in self.held:  # the handler was the first to hear of it, in its own transaction
-            self._lost([delivery], True)
-            self.held.discard(delivery)
-        self.freed.set()
+            self._concluding.give_back(self._ready.popleft())
 
     def _wake_next(self) -> None:
-        """A handler has to wait: let another one begin."""
-        if self._ready:
+        """A handler has to wait: let two others begin, so that soon all are at work."""
+        for _ in range(min(2, len(self._ready))):
             self._wake_one()
 
     def _wake_one(self) -> None:
@@ -279,10 +230,7 @@ class Attempts:
         ready = self._ready
         while not self._stopping:
             if not ready:
-                idle = self.loop.create_future()
-                self._idle.append(idle)
-                self.freed.set()
-                await idle
+                await self._some()
                 turn = monotonic()
                 continue
             now = monotonic()
@@ -303,7 +251,10 @@ class Attempts:
             self.running += count
             self.taken += count
             try:
-                await self._attempt(runner)
+                rest = self._begin(runner)
+                if rest is not None:
+                    await rest
+                    turn = monotonic()
             except asyncio.CancelledError:
                 if runner.interrupted is None:
                     raise
@@ -313,6 +264,14 @@ class Attempts:
                 runner.deliveries = ()
             if runner.interrupted is not None:
                 await self._recover(runner)
+
+    async def _some(self) -> None:
+        """Nothing waits to be started: so does this runner, and outcomes need not wait for company any more."""
+        idle = self.loop.create_future()
+        self._idle.append(idle)
+        self.freed.set()
+        self._settling.nothing_more()
+        await idle
 
     def _next_batch(self, most: int) -> tuple[Delivery, ...]:
         """The next ones to run together. What failed before runs alone: poison fails its neighbours once, not until
@@ -339,22 +298,86 @@ class Attempts:
         except TimeoutError:
             return
 
+    def _begin(self, runner: Runner) -> Awaitable[None] | None:
+        """Begin to handle what a runner has; None, when that was all: most handlers never wait."""
+        handler = self._handler
+        try:
+            for delivery in runner.deliveries:
+                delivery.body = handler.decode(delivery.claim.message)
+        except Exception:  # a decoder of the user's types may raise anything
+            runner.deliveries = self._decodable(runner.deliveries)
+            if not runner.deliveries:
+                return None
+        if not self._at_once:
+            return self._attempt(runner)
+        context = copy_context()
+        arguments, first = self._arguments(runner)
+        try:
+            coroutine = handler.function(*arguments)
+            future = context.run(begin, coroutine, first)
+        except StopIteration:
+            self._concluding.returned(runner.deliveries)
+        except (Exception, SystemExit, asyncio.CancelledError) as e:
+            self._raised(runner, e)
+        else:
+            self._wake_next()
+            return self._conclude(runner, Rest(coroutine, context, future))
+        return None
+
+    def _arguments(self, runner: Runner) -> tuple[Sequence[Any], Delivery | None]:
+        """What the handler is called with, and the delivery that is then the current one; None for a batch."""
+        handler, deliveries = self._handler, runner.deliveries
+        if handler.batch:
+            return handler.arguments([d.body for d in deliveries], deliveries), None
+        (delivery,) = deliveries
+        return (delivery.body,) if handler.only_body else handler.arguments(delivery.body, delivery), delivery
+
+    async def _attempt(self, runner: Runner) -> None:
+        """What has to wait before it begins: for its ack, or a thread."""
+        if self._ack_first:
+            self._wake_next()
+            runner.deliveries = await self._concluding.acked(runner.deliveries)
+            if not runner.deliveries:
+                return
+        context = copy_context()
+        arguments, first = self._arguments(runner)
+        if self._threads is not None:
+            await self._conclude(runner, self._in_thread(runner, self._threads, context, first, arguments))
+        else:
+            await self._conclude(runner, self._in_context(self._handler.function(*arguments), context, first))
+
+    async def _conclude(self, runner: Runner, rest: Awaitable[None]) -> None:
+        try:
+            await rest
+        except (Exception, SystemExit, asyncio.CancelledError) as e:
+            if isinstance(e, asyncio.CancelledError) and (runner.interrupted is not None or self._torn_down):
+                raise
+            if runner.interrupted is None:
+                self._raised(runner, e)
+                return
+        if runner.interrupted is None:
+            self._concluding.returned(runner.deliveries)
+        else:  # however it took that
+            self._interrupted(runner)
+
+    def _raised(self, runner: Runner, error: BaseException) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            runner.uncancel()
+            error = asyncio.CancelledError("the handler cancelled itself")
+        self._concluding.raised(runner.deliveries, error, monotonic() - runner.started)
+
     def _interrupted(self, runner: Runner) -> None:
         """What an interruption comes to."""
         if runner.interrupted == "timeout":
             error = TimeoutError(f"the handler ran longer than {self.subscription.timeout_s:g} s")
-            self._conclude(runner, runner.deliveries, Raised(error))
-            return
-        for delivery in runner.deliveries:
-            if delivery.lost:
-                self._drop(delivery)
-            elif delivery in self.held and (delivery.decided is None or delivery.within):
-                self.give_back(delivery, delivered=True)
+            self._concluding.raised(runner.deliveries, error, monotonic() - runner.started)
+        else:
+            self._concluding.interrupted(runner.deliveries)
 
     async def _recover(self, runner: Runner) -> None:
         """Make a runner fit for the next message, once its thread has come to an end."""
         call, runner.call, runner.interrupted = runner.call, None, None
-        _uncancel(runner)
+        runner.uncancel()
         self.freed.set()
         if call is None or call.done() or self._stopping:
             return
@@ -365,46 +388,7 @@ class Attempts:
         finally:
             self.stuck -= 1
 
-    async def _attempt(self, runner: Runner) -> None:
-        handler = self._handler
-        decode = self._handler.decode
-        try:
-            for delivery in runner.deliveries:
-                delivery.body = decode(delivery.claim.message)
-        except Exception:  # a decoder of the user's types may raise anything
-            runner.deliveries = self._decodable(runner.deliveries)
-            if not runner.deliveries:
-                return
-        if self._ack_first:
-            runner.deliveries = await self._acked(runner.deliveries)
-            if not runner.deliveries:
-                return
-        context = copy_context()
-        first: Delivery | None = runner.deliveries[0]
-        arguments: Sequence[Any]
-        if handler.batch:
-            arguments, first = handler.arguments([d.body for d in runner.deliveries], runner.deliveries), None
-        else:
-            arguments = (delivery.body,) if handler.only_body else handler.arguments(delivery.body, delivery)
-        result: Result = _RETURNED
-        try:
-            if self._threads is None:
-                await self._in_context(handler.function(*arguments), context, first)
-            else:
-                await self._in_thread(runner, self._threads, context, first, arguments)
-        except asyncio.CancelledError:
-            if runner.interrupted is not None or self._torn_down:
-                raise
-            _uncancel(runner)
-            result = Raised(asyncio.CancelledError("the handler cancelled itself"))
-        except (Exception, SystemExit) as e:
-            result = Raised(e)
-        if runner.interrupted is None:
-            self._conclude(runner, runner.deliveries, result)
-        else:  # however it took that
-            self._interrupted(runner)
-
-    async def _in_context(self, coroutine: Coroutine[Any, Any, Any], context: Context, delivery: Any) -> None:
+    async def _in_context(self, coroutine: Any, context: Context, delivery: Delivery | None) -> None:
         try:
             future = context.run(begin, coroutine, delivery)
         except StopIteration:
@@ -430,68 +414,10 @@ class Attempts:
             try:
                 delivery.body = self._handler.decode(delivery.claim.message)
             except Exception as e:
-                report.undecodable(delivery)
-                delivery.concluded = True
-                error = str(e) if isinstance(e, BodyNotDecodable) else describe(e)
-                reject = Reject(delivery.claim.receipt, "undecodable body", error, keep=self.keep_rejected)
-                self._settling.add(delivery, reject)
+                self._concluding.undecodable(delivery, e)
             else:
                 good.append(delivery)
         return good
-
-    async def _acked(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
-        """Ack before running: those that were still ours."""
-        for delivery in deliveries:
-            delivery.decided = Ack(delivery.claim.receipt, self.keep_acked)
-        self._wake_next()
-        written = await asyncio.gather(*(self.write(d, d.decided) for d in deliveries if d.decided is not None))
-        return [delivery for delivery, ours in zip(deliveries, written, strict=True) if ours]
-
-    def _conclude(self, runner: Runner, deliveries: Sequence[Delivery], result: Result) -> None:
-        name, trace = self._name, self._batch is None  # a batch tells its error once
-        if not trace and isinstance(result, Raised):
-            report.batch_failed(name, len(deliveries), result.error)
-        for delivery in deliveries:
-            delivery.concluded = True
-            if result is _RETURNED and self._ack_returned and delivery.decided is None and not delivery.lost:
-                self._settling.add(delivery, Ack(delivery.claim.receipt, self.keep_acked))
-            elif delivery.lost:
-                self._drop(delivery)
-                report.failed(name, delivery, result, "its lease was lost", logging.WARNING, trace=trace)
-            elif delivery.decided is not None and not delivery.within:
-                report.failed(name, delivery, result, "decided before it raised", logging.ERROR, trace=trace)
-            elif delivery in self.held:
-                self._settle(delivery, result, monotonic() - runner.started)
-
-    def _settle(self, delivery: Delivery, result: Result, elapsed: float) -> None:
-        name, trace = self._name, self._batch is None
-        if delivery.within:
-            what = "raised after a decision in its transaction"
-            report.failed(name, delivery, result, what, logging.ERROR, trace=trace)
-            if not isinstance(result, Raised):
-                result = Raised(RolledBack("the transaction with the handler's decision was not committed"))
-            self._settling.add(delivery, self._decide(delivery, result, elapsed))
-        else:
-            outcome = self._decide(delivery, result, elapsed)
-            self._settling.add(delivery, outcome)
-            report.failed_with(name, delivery, result, outcome, trace=trace)
-
-    def _decide(self, delivery: Delivery, result: Result, elapsed: float) -> Outcome:
-        s = self.subscription
-        try:
-            return decide(
-                delivery.claim,
-                result,
-                policy=s.ack_policy,
-                retry=s.retry,
-                elapsed=elapsed,
-                keep_acked=s.keep_acked,
-                keep_rejected=s.keep_rejected,
-            )
-        except Exception:  # an exception that cannot tell its text, or types in Retry.never that are none
-            log.exception("the retry policy cannot decide on message %s", delivery.id, extra=report.fields(delivery))
-            error = RuntimeError("the retry policy failed; its error is in the worker's log")
-            return decide(delivery.claim, Raised(error), retry=Retry(), keep_rejected=s.keep_rejected)
 
     async def _watch(self) -> None:
         timeout = self.subscription.timeout_s
@@ -503,8 +429,3 @@ class Attempts:
             for runner in self._runners:
                 if runner.deliveries and runner.started < limit:
                     runner.interrupt("timeout")
-
-
-def _uncancel(runner: Runner) -> None:
-    while runner.task is not None and runner.task.cancelling():
-        runner.task.uncancel()

@@ -55,7 +55,12 @@ class Settling:
         count = len(self._outcomes)
         if count == 1:
             self._some.set()
-        if count >= self._size or self._idle():
+        if count >= self._size:
+            self._now.set()
+
+    def nothing_more(self) -> None:
+        """Somebody has nothing to do. If nobody has, outcomes wait for company in vain."""
+        if self._outcomes and self._idle():
             self._now.set()
 
     async def write(self, delivery: Delivery, outcome: Outcome) -> bool:

@@ -222,11 +222,8 @@ class Worker:
         cut.cancel()
 
     def _idle(self) -> bool:
-        """Whether nothing else is about to finish, so that an outcome need not wait for company."""
-        for attempts in self._attempts:  # noqa: SIM110 - asked with every outcome, and a generator costs
-            if attempts.running > 1 or attempts.unstarted:
-                return False
-        return True
+        """Whether nothing is about to finish, so that outcomes need not wait for company."""
+        return not any(attempts.running or attempts.unstarted for attempts in self._attempts)
 
     def _settled(self, deliveries: Sequence[Delivery], refused: set[Receipt]) -> None:
         if len(self._attempts) == 1:
