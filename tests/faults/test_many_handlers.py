@@ -19,7 +19,7 @@ HANDLERS = 5_000
 async def test_none_is_redelivered(everywhere: Everywhere, long: bool) -> None:
     async def scenario(here: Ground) -> None:
         with Proxy(here.server.port) as proxy, Proxy(here.server.port) as others_proxy:
-            faults = await many_handlers(here, proxy, others_proxy, 10 if long else 1)
+            faults = await many_handlers(here, proxy, others_proxy, 5 if long else 1)
         ended = {line["ended"] for line in history(here.folder / "many").read() if "ended" in line}
         tally = await here.tally()
         tally.lost = {number for number in here.confirmed if number.startswith("h-")} - ended
