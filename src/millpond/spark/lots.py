@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 from millpond.spark.ids import new_ids
 from millpond.spark.options import Shard
 from millpond.spark.rows import SCHEMA, without_copies
-from millpond.transports.database.load import Loader, open_loader
+from millpond.transports.database.load import Loader
 from millpond.transports.database.staging import Batch
 from millpond.transports.routing import place_of, shard_of
 
@@ -22,19 +22,48 @@ _MOST_QUEUES = 1000
 """Announced after a commit; whoever waits for others finds them by polling."""
 
 
+class Piles:
+    """Gathers rows by shard, and hands them on in tables of a size that a database likes."""
+
+    def __init__(self, shards: int, take: Callable[[int, pa.Table], None], *, given: bool) -> None:
+        self._piles: list[list[pa.RecordBatch]] = [[] for _ in range(shards)]
+        self._take = take
+        self._given = given
+        self.queues: set[str] = set()
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        if len(self.queues) < _MOST_QUEUES:
+            self.queues.update(rows.column("queue").unique().to_pylist()[:_MOST_QUEUES])
+        for shard, some in routed(rows, len(self._piles), given=self._given):
+            pile = self._piles[shard]
+            pile.append(some)
+            if sum(part.num_rows for part in pile) >= LOT_ROWS or sum(part.nbytes for part in pile) >= LOT_BYTES:
+                self._hand_on(shard)
+
+    def flush(self) -> None:
+        for shard, pile in enumerate(self._piles):
+            if pile:
+                self._hand_on(shard)
+
+    def _hand_on(self, shard: int) -> None:
+        rows = pa.Table.from_batches(self._piles[shard])
+        self._piles[shard] = []
+        self._take(shard, rows)
+
+
 class Lots:
-    """Loads rows as they come; `numbers` tells what was loaded where."""
+    """Stages tables as lots; `numbers` tells what was loaded where."""
 
     def __init__(self, shards: Sequence[Shard], batch: Batch, *, given: bool) -> None:
         self._shards = shards
         self._batch = batch
         self._given = given
-        self._piles: list[list[pa.RecordBatch]] = [[] for _ in shards]
         self._loaders: list[Loader | None] = [None for _ in shards]
         self._open = ExitStack()
         self.numbers: list[dict[int, int]] = [{} for _ in shards]
+        """Of each shard, lot -> rows in it."""
         self.copies = [0 for _ in shards]
-        self.queues: set[str] = set()
+        """Of each shard, how many rows were left out since their id stands in the same lot."""
 
     def __enter__(self) -> Self:
         return self
@@ -42,23 +71,7 @@ class Lots:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def add(self, rows: pa.RecordBatch) -> None:
-        if len(self.queues) < _MOST_QUEUES:
-            self.queues.update(rows.column("queue").unique().to_pylist()[:_MOST_QUEUES])
-        for shard, some in routed(rows, len(self._shards), given=self._given):
-            pile = self._piles[shard]
-            pile.append(some)
-            if sum(part.num_rows for part in pile) >= LOT_ROWS or sum(part.nbytes for part in pile) >= LOT_BYTES:
-                self._load(shard)
-
-    def flush(self) -> None:
-        for shard, pile in enumerate(self._piles):
-            if pile:
-                self._load(shard)
-
-    def _load(self, shard: int) -> None:
-        rows = pa.Table.from_batches(self._piles[shard])
-        self._piles[shard] = []
+    def load(self, shard: int, rows: pa.Table) -> None:
         if self._given:
             once = without_copies(rows)
             self.copies[shard] += rows.num_rows - once.num_rows
@@ -68,8 +81,7 @@ class Lots:
     def _loader(self, shard: int) -> Loader:
         loader = self._loaders[shard]
         if loader is None:
-            where = self._shards[shard]
-            loader = self._loaders[shard] = self._open.enter_context(open_loader(where.url, **where.options))
+            loader = self._loaders[shard] = self._open.enter_context(self._shards[shard].loader())
         return loader
 
 

@@ -54,6 +54,14 @@ class Shard:
         refuse_files_on_a_cluster([self])
         return open_fetcher(self.url, **self.options)
 
+    def loader(self) -> Loader:
+        """A connection to stage rows by, in a task."""
+        from millpond.spark.local import refuse_files_on_a_cluster
+        from millpond.transports.database.load import open_loader
+
+        refuse_files_on_a_cluster([self])
+        return open_loader(self.url, **self.options)
+
 
 class Options:
     """The options of one read or write. An unknown one is an error: a misspelt one would do nothing."""

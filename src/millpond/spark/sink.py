@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -17,7 +18,7 @@ from uuid import uuid4
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from millpond.errors import InvalidMessage, InvalidOption
+from millpond.errors import InvalidMessage, InvalidOption, Unsupported
 from millpond.message import BODY_LIMIT, check_text
 from millpond.spark.options import Options, Shard
 from millpond.transports import connect
@@ -74,15 +75,38 @@ class Sink:
     def write(self, batch: Batch, part: int, batches: Iterator[pyarrow.RecordBatch]) -> Loaded:
         """Load the rows of a partition; publish them too, unless the driver does."""
         from millpond.spark.lots import Lots
+        from millpond.transports.database.load import has_parts
 
-        with Lots(self.shards, batch, given=self._layout.given) as lots:
-            for rows in self._messages(batches):
-                lots.add(rows)
-            lots.flush()
-        loaded = Loaded(batch, self._layout.given, lots.numbers, lots.copies, lots.queues)
+        given = self._layout.given
+        if not self.atomic and not given and all(has_parts(shard.url) for shard in self.shards):
+            return self._write_part(batch, part, batches)
+        with Lots(self.shards, batch, given=given) as lots:
+            queues = self._pile(lots.load, batches)
+        loaded = Loaded(batch, given, lots.numbers, lots.copies, queues)
         if not self.atomic:
             asyncio.run(self._publish(batch, part, [loaded]))
         return loaded
+
+    def _write_part(self, batch: Batch, number: int, batches: Iterator[pyarrow.RecordBatch]) -> Loaded:
+        """Without staging: nobody waits for the other partitions."""
+        from millpond.transports.database.load import open_part
+
+        with ExitStack() as open_:
+            parts = [open_.enter_context(open_part(s.url, batch, number, **s.options)) for s in self.shards]
+            queues = self._pile(lambda shard, rows: parts[shard].load(rows), batches)
+            for part in parts:
+                part.commit(queues)
+        return Loaded(batch, False)
+
+    def _pile(self, take: Callable[[int, pyarrow.Table], None], batches: Iterator[pyarrow.RecordBatch]) -> set[str]:
+        """Hand the rows on as messages; returns their queues."""
+        from millpond.spark.lots import Piles
+
+        piles = Piles(len(self.shards), take, given=self._layout.given)
+        for rows in self._messages(batches):
+            piles.add(rows)
+        piles.flush()
+        return piles.queues
 
     def _messages(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         from millpond.spark.rows import messages
@@ -185,7 +209,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         task = _task()
         # The query's id is that of its checkpoint, and outlives restarts.
         query, number = (task.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
-        return self._sink.write(Batch(f"query:{query}", int(number or 0)), task.partitionId(), iterator)
+        if not query or not number:
+            raise Unsupported("Spark does not tell this task which batch of which query it writes; use foreachBatch")
+        return self._sink.write(Batch(f"query:{query}", int(number)), task.partitionId(), iterator)
 
     def commit(self, messages: list[Loaded | None], batchId: int) -> None:  # type: ignore[override]
         loaded = [message for message in messages if message is not None]

@@ -108,6 +108,58 @@ class Written(msgspec.Struct, frozen=True):
     """It had been published before; nothing was written."""
 
 
+# --- once -----------------------------------------------------------------------------------------------
+
+
+def take_turn(d: Dialect, batch: Batch, part: int, now: int | None) -> Steps[int | None]:
+    """Wait until nobody else publishes this part; returns how many rows it had if it was published before.
+
+    `WHOLE` stands for a number that nobody knows: the batch is published, and its parts need no comparing.
+    """
+    mine = {"writer": batch.writer, "part": part}
+    rows: Sequence[Sequence[Any]] = ()
+    while not rows:  # forgotten in the very moment between these two
+        yield Query(d.sql(_TAKE_PART), {**mine, "now": now})
+        rows = yield Query(d.sql(_LOCK_PART), mine)
+    # Looked at after the lock was had: whoever published the whole batch had all its parts.
+    if part != WHOLE and (yield from published(d, batch, WHOLE)) is not None:
+        return WHOLE
+    noted, size = rows[0]
+    return int(size) if _is_done(batch, part, noted) else None
+
+
+def check_same(batch: Batch, part: int, before: int, size: int) -> None:
+    """A part that comes again must have the rows it had, as far as counting tells."""
+    if part != WHOLE and before not in (WHOLE, size):
+        raise BatchChanged(
+            f"part {part} of batch {batch.number} was published with {before:,} rows and came again with {size:,}: "
+            "atomic=false needs the same rows in the same partitions when a batch is repeated; nothing was published "
+            "now. Repeat it with the partitions it had, and use atomic=true where these may change"
+        )
+
+
+def note(d: Dialect, batch: Batch, part: int, size: int, now: int | None) -> Steps[None]:
+    """The part is published, in the transaction that does it."""
+    yield Query(d.sql(_NOTE), {"writer": batch.writer, "part": part, "batch": batch.number, "size": size, "now": now})
+
+
+def published(d: Dialect, batch: Batch, part: int) -> Steps[int | None]:
+    """How many rows the batch, or this part of it, was published with; None: not yet."""
+    for some in (WHOLE, part):
+        rows = yield Query(d.sql(_PART), {"writer": batch.writer, "part": some})
+        if rows and _is_done(batch, some, rows[0][0]):
+            return int(rows[0][1])
+    return None
+
+
+def _is_done(batch: Batch, part: int, noted: int) -> bool:
+    # Batches of a writer come in order, so that the last one of it stands for all before.
+    return bool(noted >= batch.number if part == WHOLE else noted == batch.number)
+
+
+# --- lots -----------------------------------------------------------------------------------------------
+
+
 def new_lot() -> int:
     """A number for a lot: later ones are greater, of whatever process, and no two are the same."""
     return SystemClock().now() // 1000 << 21 | secrets.randbits(21)
@@ -121,15 +173,6 @@ def load(d: Dialect, batch: Batch, lot: int, rows: Sequence[Sequence[Any]], now:
         yield Copy(d.table("staging"), d.schema, COLUMNS, records)
     else:
         yield Many(d.sql(_LOAD), COLUMNS, records)
-
-
-def published(d: Dialect, batch: Batch, part: int) -> Steps[int | None]:
-    """How many rows the batch, or this part of it, was published with; None: not yet."""
-    for some in (WHOLE, part):
-        rows = yield Query(d.sql(_PART), {"writer": batch.writer, "part": some})
-        if rows and _is_done(batch, some, rows[0][0]):
-            return int(rows[0][1])
-    return None
 
 
 def publish_lots(
@@ -151,7 +194,8 @@ def publish_lots(
     `queues` are told to whoever waits for them.
     """
     size = sum(lots.values()) + copies
-    if (yield from _is_published(d, batch, part, size, now)):
+    if (before := (yield from take_turn(d, batch, part, now))) is not None:
+        check_same(batch, part, before, size)
         return Written(size, 0, again=True)
     new = 0
     if lots:
@@ -166,35 +210,8 @@ def publish_lots(
         yield Many(d.sql(_MOVE), ("lot", "at"), [(lot, at) for lot in chosen["lots"]])
         if notify and new:
             yield from announce(d, queues)
-    yield Query(d.sql(_NOTE), {"writer": batch.writer, "part": part, "batch": batch.number, "size": size, "now": now})
+    yield from note(d, batch, part, size, now)
     return Written(size, new)
-
-
-def _is_done(batch: Batch, part: int, noted: int) -> bool:
-    # Batches of a writer come in order, so that the last one of it stands for all before.
-    return noted >= batch.number if part == WHOLE else noted == batch.number
-
-
-def _is_published(d: Dialect, batch: Batch, part: int, size: int, now: int | None) -> Steps[bool]:
-    """Wait until nobody else publishes this part; whether it was published before."""
-    mine = {"writer": batch.writer, "part": part}
-    rows: Sequence[Sequence[Any]] = ()
-    while not rows:  # forgotten in the very moment between these two
-        yield Many(d.sql(_TAKE_PART), ("writer", "part", "now"), [(batch.writer, part, now)])
-        rows = yield Query(d.sql(_LOCK_PART), mine)
-    # Looked at after the lock was had: whoever published the whole batch had all its parts.
-    if part != WHOLE and (yield from published(d, batch, WHOLE)) is not None:
-        return True
-    noted, before = rows[0]
-    if not _is_done(batch, part, noted):
-        return False
-    if part != WHOLE and before != size:
-        raise BatchChanged(
-            f"part {part} of batch {batch.number} was published with {before:,} rows and came again with {size:,}: "
-            "atomic=false needs the same rows in the same partitions when a batch is repeated; nothing was published "
-            "now. Repeat it with the partitions it had, and use atomic=true where these may change"
-        )
-    return True
 
 
 def _check(d: Dialect, batch: Batch, lots: Mapping[int, int], chosen: Mapping[str, Any]) -> Steps[None]:

@@ -108,6 +108,9 @@ class PostgresFetcher:
                 trouble = Trouble.NO_DATABASE
             else:
                 return Unreachable(f"no connection to {self._url}: {self._hidden(error)}")
+        elif getattr(error, "status_code", None) is adbc.AdbcStatusCode.IO and not getattr(error, "sqlstate", None):
+            # What the server says has a state; the driver's word of a connection that broke has none.
+            trouble = Trouble.LOST
         if trouble is Trouble.LOST:
             return Unreachable(f"no connection to {self._url}: {self._hidden(error)}")
         if trouble in (Trouble.OTHER, Trouble.FOREIGN):

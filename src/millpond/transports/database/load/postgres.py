@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Collection
+from typing import Any, TypeVar
 
 import adbc_driver_manager as adbc
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millpond.clock import SECOND, micros, monotonic
 from millpond.errors import StoreUnavailable
+from millpond.message import State
+from millpond.transports.database import staging
+from millpond.transports.database import statements as sql
 from millpond.transports.database.fetch.postgres import PostgresFetcher
 from millpond.transports.database.options import StoreOptions
-from millpond.transports.database.staging import ENTER_LOT, Batch, new_lot
+from millpond.transports.database.staging import Batch, Written
+from millpond.transports.database.statement import Query, Rows, Step, Steps, drive
 from millpond.transports.url import Url
+
+T = TypeVar("T")
 
 _PATIENCE = micros(StoreOptions().reconnect_timeout, "reconnect_timeout") / SECOND
 
@@ -55,31 +63,99 @@ class PostgresLoader:
         self.close()
 
 
+class PostgresPart:
+    def __init__(self, url: Url, batch: Batch, number: int, schema: str | None, table_prefix: str) -> None:
+        self._batch = batch
+        self._number = number
+        self._size = 0
+        self._connection = _Connection(url, schema, table_prefix)
+        try:
+            d = self._connection.dialect
+            self._before = self._connection.drive(staging.take_turn(d, batch, number, None))
+            self._at: int = self._connection.rows(sql.NOW, {"now": None})[0][0]
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def load(self, rows: pa.Table) -> None:
+        self._size += rows.num_rows
+        if self._before is None:
+            self._connection.ingest("message", self._published(rows))
+
+    def _published(self, rows: pa.Table) -> pa.Table:
+        count = rows.num_rows
+        due = rows.schema.get_field_index("due_at")
+        rows = rows.set_column(due, "due_at", pc.fill_null(rows.column("due_at"), self._at))
+        rows = rows.append_column("lane", rows.column("priority"))
+        rows = rows.append_column("state", pa.repeat(State.PENDING.value, count))
+        return rows.append_column("created_at", pa.repeat(pa.scalar(self._at, pa.int64()), count))
+
+    def commit(self, queues: Collection[str]) -> Written:
+        if self._before is not None:
+            staging.check_same(self._batch, self._number, self._before, self._size)
+            return Written(self._size, 0, again=True)
+        d = self._connection.dialect
+        for queue in queues:
+            self._connection.rows(_ANNOUNCE, {"channel": d.channel, "queue": queue})
+        self._connection.drive(staging.note(d, self._batch, self._number, self._size, None))
+        self._connection.commit()
+        return Written(self._size, self._size)
+
+    def __enter__(self) -> PostgresPart:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+
+_ANNOUNCE = "SELECT pg_notify(:channel::text, :queue::text)"
+
+
 class _Connection(PostgresFetcher):
+    """In a transaction from the first statement on; closed without a commit, it leaves nothing."""
+
     def load(self, batch: Batch, rows: pa.Table) -> int:
-        lot = new_lot()
-        self.rows(ENTER_LOT, {"lot": lot, "batch": batch.number, "writer": batch.writer, "now": None})
-        numbered = rows.add_column(0, "lot", pa.repeat(pa.scalar(lot, pa.int64()), rows.num_rows))
-        options = {
-            "adbc.ingest.target_table": self.dialect.table("staging"),
-            "adbc.ingest.mode": "adbc.ingest.mode.append",
-        }
+        lot = staging.new_lot()
+        self.rows(staging.ENTER_LOT, {"lot": lot, "batch": batch.number, "writer": batch.writer, "now": None})
+        self.ingest("staging", rows.add_column(0, "lot", pa.repeat(pa.scalar(lot, pa.int64()), rows.num_rows)))
+        self.commit()
+        return lot
+
+    def drive(self, steps: Steps[T]) -> T:
+        """Run steps that only ask and update."""
+
+        def run(step: Step) -> Rows:
+            assert isinstance(step, Query)
+            return self.rows(step.statement.text, step.params)
+
+        return drive(steps, run)
+
+    def ingest(self, table: str, rows: pa.Table) -> None:
+        options = {"adbc.ingest.target_table": self.dialect.table(table), "adbc.ingest.mode": "adbc.ingest.mode.append"}
         if self.dialect.schema is not None:
             options["adbc.ingest.target_db_schema"] = self.dialect.schema
         statement = adbc.AdbcStatement(self._connection)
         try:
             statement.set_options(**options)
             stream = adbc.ArrowArrayStreamHandle()
-            numbered.to_reader()._export_to_c(stream.address)
+            rows.to_reader()._export_to_c(stream.address)
             statement.bind_stream(stream)
             statement.execute_update()
-            self._connection.commit()
         except adbc.Error as e:
             raise self._meaning(e) from None
         finally:
             statement.close()
-        return lot
+
+    def commit(self) -> None:
+        try:
+            self._connection.commit()
+        except adbc.Error as e:
+            raise self._meaning(e) from None
 
 
 def open_loader(url: Url, **options: Any) -> PostgresLoader:
     return PostgresLoader(url, **options)
+
+
+def open_part(url: Url, batch: Batch, number: int, **options: Any) -> PostgresPart:
+    return PostgresPart(url, batch, number, **options)
