@@ -48,7 +48,17 @@ class Reconnected(msgspec.Struct, frozen=True):
     """Seconds without a connection."""
 
 
-Event = Published | Claimed | Settled | LeasesLost | Reaped | Reconnected
+class Streamed(msgspec.Struct, frozen=True):
+    """A trigger of a Spark query: a batch of a stream, or none."""
+
+    stream: str
+    count: int
+    waiting: int
+    """Messages that were due and not claimed, counted up to a limit."""
+    seconds: float
+
+
+Event = Published | Claimed | Settled | LeasesLost | Reaped | Reconnected | Streamed
 Subscriber = Callable[[Event], None]
 
 
@@ -129,6 +139,8 @@ class Counters:
                 self._counts["lease lost"] += count
             case Reaped(count=count):
                 self._counts["reaped"] += count
+            case Streamed(count=count):
+                self._counts["streamed"] += count
 
     def __getitem__(self, name: str) -> int:
         return self._counts[name]
