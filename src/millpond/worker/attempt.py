@@ -1,8 +1,7 @@
 """Attempts: handlers run, at most `max_workers` at once, and each comes to an outcome.
 
-Each of the runners takes one message after the other, and another is woken only when a handler has to wait: one
-that needs no waiting costs no task and no task switch. A handler runs in a context of its own; what it sets
-there does not reach the next one.
+Each of the runners takes one message after the other: a handler that needs no waiting costs no task and no task
+switch. A handler runs in a context of its own; what it sets there does not reach the next one.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import asyncio
 import inspect
 import logging
 import math
-from collections import deque
 from collections.abc import Awaitable, Sequence
 from contextvars import Context, copy_context
 from typing import Any
@@ -24,6 +22,7 @@ from millpond.worker.conclude import Concluding, Lost
 from millpond.worker.context import Rest, begin
 from millpond.worker.delivery import Delivery, current
 from millpond.worker.handler import Handler
+from millpond.worker.ready import Ready
 from millpond.worker.runner import Runner
 from millpond.worker.settle import Settling
 from millpond.worker.subscription import Subscription, seconds
@@ -69,9 +68,7 @@ class Attempts:
         self._settling = settling
         self._lost = lost
         self._concluding = Concluding(subscription, settling, self.held, self.freed, lost)
-        self._ready: deque[Delivery] = deque()
-        self._idle: deque[asyncio.Future[None]] = deque()
-        self._arrived = asyncio.Event()
+        self._ready = Ready()
         self._runners = [Runner() for _ in range(subscription.max_workers)]
         self._threads = None if handler.is_async else Threads(f"millpond-{subscription.name}")
         self._stopping = False
@@ -89,7 +86,7 @@ class Attempts:
 
     @property
     def unstarted(self) -> int:
-        return len(self._ready)
+        return len(self._ready.deliveries)
 
     def hold(self, claim: Claim) -> Delivery:
         """Keep a message's lease from now on, without running it yet."""
@@ -104,12 +101,9 @@ class Attempts:
         self.start(deliveries)
 
     def start(self, deliveries: Sequence[Delivery]) -> None:
-        self._ready.extend(deliveries)
+        self._ready.add(deliveries)
         if self._stopping:
             self._give_back()
-        elif deliveries:
-            self._arrived.set()
-            self._wake_one()
 
     def settled(self, deliveries: Sequence[Delivery], refused: set[Receipt]) -> None:
         """Outcomes were written; those with a stale receipt were refused."""
@@ -164,10 +158,9 @@ class Attempts:
                 delivery.lost = True
                 lost.append(delivery)
                 self.held.discard(delivery)
-                if delivery in self._ready:
-                    self._ready.remove(delivery)
         if not lost:
             return
+        self._ready.drop(lost)
         self._lost(lost, False)
         self.freed.set()
         if self.subscription.cancel_lost:
@@ -200,9 +193,7 @@ class Attempts:
         """Start nothing more: what waits goes back as if it had never been claimed."""
         self._stopping = True
         self._give_back()
-        self._arrived.set()
-        while self._idle:
-            self._wake_one()
+        self._ready.close()
 
     def abandon(self) -> None:
         """The grace period is over: interrupt what still runs. Its deliveries count, its attempts do not."""
@@ -210,27 +201,18 @@ class Attempts:
             runner.interrupt("stop")
 
     def _give_back(self) -> None:
-        while self._ready:
-            self._concluding.give_back(self._ready.popleft())
-
-    def _wake_next(self) -> None:
-        """A handler has to wait: let two others begin, so that soon all are at work."""
-        for _ in range(min(2, len(self._ready))):
-            self._wake_one()
-
-    def _wake_one(self) -> None:
-        while self._idle:
-            idle = self._idle.popleft()
-            if not idle.done():
-                idle.set_result(None)
-                return
+        waiting = self._ready.deliveries
+        while waiting:
+            self._concluding.give_back(waiting.popleft())
 
     async def _run(self, runner: Runner) -> None:
         turn = monotonic()
-        ready = self._ready
+        ready = self._ready.deliveries
         while not self._stopping:
             if not ready:
-                await self._some()
+                self.freed.set()
+                self._settling.nothing_more()
+                await self._ready.some()
                 turn = monotonic()
                 continue
             now = monotonic()
@@ -242,8 +224,8 @@ class Attempts:
                 runner.deliveries = (ready.popleft(),)
             else:
                 if self._gather and len(ready) < self._batch:
-                    await self._gathered(self._batch)
-                runner.deliveries = self._next_batch(self._batch)
+                    await self._ready.gathered(self._batch, self._gather)
+                runner.deliveries = self._ready.batch(self._batch)
                 if not runner.deliveries:
                     continue
             count = len(runner.deliveries)
@@ -264,39 +246,6 @@ class Attempts:
                 runner.deliveries = ()
             if runner.interrupted is not None:
                 await self._recover(runner)
-
-    async def _some(self) -> None:
-        """Nothing waits to be started: so does this runner, and outcomes need not wait for company any more."""
-        idle = self.loop.create_future()
-        self._idle.append(idle)
-        self.freed.set()
-        self._settling.nothing_more()
-        await idle
-
-    def _next_batch(self, most: int) -> tuple[Delivery, ...]:
-        """The next ones to run together. What failed before runs alone: poison fails its neighbours once, not until
-        their retries are used up."""
-        ready = self._ready
-        batch: list[Delivery] = []
-        while ready and len(batch) < most:
-            failed_before = ready[0].claim.attempts > 0
-            if failed_before and batch:
-                break
-            batch.append(ready.popleft())
-            if failed_before:
-                break
-        return tuple(batch)
-
-    async def _gathered(self, most: int) -> None:
-        """Wait until a whole batch is there, or the time to gather it is over."""
-        self._arrived.clear()
-        try:
-            async with asyncio.timeout(self._gather):
-                while len(self._ready) < most and not self._stopping:
-                    await self._arrived.wait()
-                    self._arrived.clear()
-        except TimeoutError:
-            return
 
     def _begin(self, runner: Runner) -> Awaitable[None] | None:
         """Begin to handle what a runner has; None, when that was all: most handlers never wait."""
@@ -320,7 +269,7 @@ class Attempts:
         except (Exception, SystemExit, asyncio.CancelledError) as e:
             self._raised(runner, e)
         else:
-            self._wake_next()
+            self._ready.wake()
             return self._conclude(runner, Rest(coroutine, context, future))
         return None
 
@@ -335,7 +284,7 @@ class Attempts:
     async def _attempt(self, runner: Runner) -> None:
         """What has to wait before it begins: for its ack, or a thread."""
         if self._ack_first:
-            self._wake_next()
+            self._ready.wake()
             runner.deliveries = await self._concluding.acked(runner.deliveries)
             if not runner.deliveries:
                 return
@@ -393,13 +342,13 @@ class Attempts:
             future = context.run(begin, coroutine, delivery)
         except StopIteration:
             return
-        self._wake_next()
+        self._ready.wake()
         await Rest(coroutine, context, future)
 
     async def _in_thread(
         self, runner: Runner, threads: Threads, context: Context, delivery: Delivery | None, arguments: Any
     ) -> None:
-        self._wake_next()
+        self._ready.wake()
         context.run(current.set, delivery)
         runner.call = threads.call(lambda: context.run(self._handler.function, *arguments))
         value = await asyncio.shield(runner.call)
