@@ -64,11 +64,11 @@ def condition(filter_: Filter, columns: Mapping[str, Column]) -> Condition | Non
 
 def exact(found: Condition, columns: Mapping[str, Column]) -> bool:
     """Whether Spark need not look again. It does at text, since MySQL takes no notice of blanks at its end."""
-    return columns[found.column].kind is not Kind.TEXT or found.column in ("id", "state")
+    return columns[found.column].kind is not Kind.TEXT or found.column == "state"
 
 
 def _value(column: Column, operator: Operator, value: Any) -> Any:
-    if column.name == "id":
+    if column.kind is Kind.ID:
         return _id(value)
     match column.kind, value:
         case Kind.MOMENT, datetime() if value.tzinfo is not None:

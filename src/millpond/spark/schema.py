@@ -15,6 +15,7 @@ from millpond.spark.options import BATCH_OPTIONS, Options
 from millpond.transports.database.fetch.columns import Column, Kind
 
 _TYPES: Mapping[Kind, DataType] = {
+    Kind.ID: StringType(),
     Kind.TEXT: StringType(),
     Kind.NUMBER: IntegerType(),
     Kind.BYTES: BinaryType(),
@@ -22,7 +23,7 @@ _TYPES: Mapping[Kind, DataType] = {
 }
 
 _COMMON = (
-    Column("id", Kind.TEXT, "{id_text}"),
+    Column("id", Kind.ID, "{id_out}"),
     Column("queue", Kind.TEXT, "queue"),
     Column("key", Kind.TEXT, "{key}"),
     Column("priority", Kind.NUMBER, "priority"),

@@ -127,7 +127,7 @@ class MysqlDialect(Dialect):
         # Not UNIX_TIMESTAMP: that goes through the session's time zone, where one hour a year is ambiguous.
         "now": "coalesce(:now, timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6)))",
         "key": "`key`",
-        "id_text": "lower(insert(insert(insert(insert(hex(id), 21, 0, '-'), 17, 0, '-'), 13, 0, '-'), 9, 0, '-'))",
+        "id_out": "lower(insert(insert(insert(insert(hex(id), 21, 0, '-'), 17, 0, '-'), 13, 0, '-'), 9, 0, '-'))",
         "ids": "IN (:*ids)",
         "queues": "IN (:*queues)",
         "states": "IN (:*states)",

@@ -153,7 +153,7 @@ class PostgresDialect(Dialect):
         # As a query of its own it is asked once in a statement, not with every row.
         "now": "(SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint))",
         "key": "key",
-        "id_text": "id::text",
+        "id_out": "id",
         "ids": "= ANY(:ids::uuid[])",
         "queues": "= ANY(:queues::text[])",
         "states": "= ANY(:states::text[])",

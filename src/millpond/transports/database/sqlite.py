@@ -41,7 +41,7 @@ class SqliteDialect(Dialect):
         # Whole milliseconds are all that SQLite's clock has.
         "now": "coalesce(:now, CAST(round((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)",
         "key": "key",
-        "id_text": "lower(substr(hex(id), 1, 8) || '-' || substr(hex(id), 9, 4) || '-' || substr(hex(id), 13, 4) "
+        "id_out": "lower(substr(hex(id), 1, 8) || '-' || substr(hex(id), 9, 4) || '-' || substr(hex(id), 13, 4) "
         "|| '-' || substr(hex(id), 17, 4) || '-' || substr(hex(id), 21))",
         "ids": "IN (:*ids)",
         "queues": "IN (:*queues)",

@@ -1,6 +1,6 @@
 """Rows of a database as Arrow record batches, in memory bounded by a batch: what Spark's executors read.
 
-    columns = [Column("id", Kind.TEXT, "{id_text}"), Column("due_at", Kind.MOMENT, "m.due_at")]
+    columns = [Column("id", Kind.ID, "{id_out}"), Column("due_at", Kind.MOMENT, "m.due_at")]
     with open_fetcher(url, schema=None, table_prefix="") as fetcher:
         text = select(columns, "FROM {message} m WHERE m.queue = :queue AND m.id >= :low")
         for batch in fetcher.batches(text, {"queue": "orders", "low": fetcher.dialect.id_in(id)}, columns):

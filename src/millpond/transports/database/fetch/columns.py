@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
+if TYPE_CHECKING:  # Spark asks for names and types in processes that need no more
+    import pyarrow as pa
 
 
 class Kind(Enum):
     """The kinds of columns, the same from every database."""
 
+    ID = auto()
+    """As `{id_out}` gives it; text in Arrow."""
     TEXT = auto()
     NUMBER = auto()
     """Of 32 bits."""
@@ -22,15 +25,17 @@ class Kind(Enum):
 
     @property
     def arrow(self) -> pa.DataType:
-        return _ARROW[self]
+        import pyarrow as pa
 
-
-_ARROW = {
-    Kind.TEXT: pa.string(),
-    Kind.NUMBER: pa.int32(),
-    Kind.BYTES: pa.binary(),
-    Kind.MOMENT: pa.timestamp("us", tz="UTC"),
-}
+        match self:
+            case Kind.ID | Kind.TEXT:
+                return pa.string()
+            case Kind.NUMBER:
+                return pa.int32()
+            case Kind.BYTES:
+                return pa.binary()
+            case Kind.MOMENT:
+                return pa.timestamp("us", tz="UTC")
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,12 @@ class Column:
 
 def select(columns: Sequence[Column], rest: str) -> str:
     """The text that fetches the columns: `rest` begins with FROM."""
-    return f"SELECT {', '.join(column.sql for column in columns)} {rest}"
+    return f"SELECT {', '.join(f'{column.sql} AS c{n}' for n, column in enumerate(columns))} {rest}"
 
 
 def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
+    import pyarrow as pa
+
     return pa.schema([pa.field(column.name, column.kind.arrow) for column in columns])
 
 
@@ -74,6 +81,8 @@ def batches_of_rows(chunks: Iterable[Sequence[Any]], columns: Sequence[Column]) 
 
 
 def _batch(rows: Sequence[Any], columns: Sequence[Column], schema: pa.Schema) -> pa.RecordBatch:
+    import pyarrow as pa
+
     arrays = [
         # Through whole numbers: of a timestamp's type Arrow would take them one by one, ten times slower.
         pa.array(values, pa.int64()).cast(column.kind.arrow)

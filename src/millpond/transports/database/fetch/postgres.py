@@ -24,6 +24,7 @@ from millpond.errors import StoreError, Unreachable
 from millpond.transports.database.dialect import Trouble
 from millpond.transports.database.fetch import by_page, by_value
 from millpond.transports.database.fetch.columns import Column, arrow_schema
+from millpond.transports.database.fetch.packed import packing, unpack
 from millpond.transports.database.fetch.slices import Read, Slice
 from millpond.transports.database.options import parse
 from millpond.transports.database.postgres import check_url, dialect
@@ -33,6 +34,8 @@ from millpond.transports.url import Url
 
 _PLACEHOLDER = re.compile(r"\$(\d+)")
 _LARGEST = 2**63
+_LARGE = {"adbc.postgresql.batch_size_hint_bytes": str(4 << 20)}
+_SMALL = {"adbc.postgresql.use_copy": "false"}
 
 
 class PostgresFetcher:
@@ -54,10 +57,8 @@ class PostgresFetcher:
 
     def batches(self, text: str, params: Mapping[str, Any], columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
         schema = arrow_schema(columns)
-        for batch in self._batches(text, params):
-            # Of whole numbers to timestamps no byte is copied.
-            arrays = [array.cast(field.type) for array, field in zip(batch.columns, schema, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        for batch in self._batches(packing(columns, text), params):
+            yield unpack(batch, columns, schema)
 
     def slices(self, read: Read) -> Sequence[Slice]:
         if read.table == "archive":
@@ -75,8 +76,8 @@ class PostgresFetcher:
             statement = adbc.AdbcStatement(self._connection)
             try:
                 statement.set_sql_query(sql)
-                if not copy:  # of a large answer it is the fast way, and of EXPLAIN no way at all
-                    statement.set_options(**{"adbc.postgresql.use_copy": "false"})
+                # COPY is the fast way of a large answer, and of EXPLAIN no way at all.
+                statement.set_options(**(_LARGE if copy else _SMALL))
                 stream, _ = statement.execute_query()
                 yield from pa.RecordBatchReader._import_from_c(stream.address)
             finally:
