@@ -7,10 +7,10 @@ EXTRAS := postgres,mysql,spark,dev
 SERVERS := postgresql=postgres mariadb-server=mariadbd pgbouncer=pgbouncer openssl=openssl openjdk-17-jre-headless=java
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench faults clean servers
+.PHONY: help demo test lint bench bench-spark faults clean servers
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/installed ## see a queue at work
 	@$(BIN)/python -m millpond demo
@@ -26,6 +26,10 @@ lint: $(VENV)/installed ## check style, types and import rules
 
 bench: $(VENV)/installed servers ## measure
 	@$(BIN)/python -m bench
+
+bench-spark: $(VENV)/installed servers ## measure Spark against its own JDBC
+	@scripts/debian-packages libpostgresql-jdbc-java
+	@$(BIN)/python -m bench.spark
 
 faults: $(VENV)/installed servers ## kill servers and cut networks for minutes
 	@$(BIN)/python -m pytest tests/faults --long

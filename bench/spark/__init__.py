@@ -1,0 +1,1 @@
+"""Spark against Spark's own JDBC, on PostgreSQL: `python -m bench.spark`."""

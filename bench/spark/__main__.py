@@ -1,0 +1,51 @@
+"""`python -m bench.spark`: measure, show, and say by the exit code whether every bar was reached."""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.measure import Measurement
+from bench.report import print_table, write_json, write_markdown
+from bench.spark.ground import Ground, ground
+from bench.spark.sink import sink
+
+Measure = Callable[[Ground, int, int], Awaitable[list[Measurement]]]
+"""Of so many rows, in so many rounds."""
+
+MEASURES: dict[str, Measure] = {"sink": sink}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.spark", description=__doc__)
+    parser.add_argument("--only", metavar="NAME", action="append", choices=MEASURES, help="may be repeated")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--no-bars", action="store_true", help="succeed also if a bar is missed")
+    parser.add_argument("--json", type=Path, default=Path("build/bench-spark.jsonl"), help="default: %(default)s")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="replace the table in this document too")
+    options = parser.parse_args()
+    found: list[Measurement] = []
+    with ground() as place:
+        for name in options.only or MEASURES:
+            began = time.monotonic()
+            measured = asyncio.run(MEASURES[name](place, options.rows, options.rounds))
+            seconds = {"seconds": round(time.monotonic() - began, 1)}
+            found += [measurement.with_facts({**place.facts, **seconds}) for measurement in measured]
+    console = Console()
+    print_table(console, found)
+    write_json(options.json, found)
+    if options.markdown:
+        write_markdown(options.markdown, found, [])
+    missed = [m.name for m in found if m.met is False]
+    if missed:
+        console.print(f"below the bar: {', '.join(missed)}")
+    return 1 if missed and not options.no_bars else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

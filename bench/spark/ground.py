@@ -1,0 +1,73 @@
+"""What every measurement with Spark stands on: a private PostgreSQL, and one warm session with the JDBC driver."""
+
+import asyncio
+import glob
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+
+import millpond
+import millpond.spark
+from bench.databases import PostgresDatabase
+from millpond.transports.url import Url
+
+JDBC = "jdbc_"
+"""The prefix of the tables that JDBC uses, made by the same migrations."""
+PAYLOAD = 200
+
+
+@dataclass
+class Ground:
+    spark: Any
+    url: str
+    facts: Mapping[str, Any]
+
+    def jdbc(self, *, rewrite: bool) -> dict[str, str]:
+        """Options of Spark's JDBC source for the same database."""
+        url = Url(self.url)
+        # Text goes where a UUID is wanted.
+        parameters = f"stringtype=unspecified&reWriteBatchedInserts={str(rewrite).lower()}"
+        return {
+            "url": f"jdbc:postgresql://{url.host}:{url.port}{quote(url.path)}?{parameters}",
+            "user": url.user or "",
+            "password": url.password or "",
+            "driver": "org.postgresql.Driver",
+        }
+
+    def execute(self, *statements: str) -> None:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement)
+
+
+@contextmanager
+def ground(database: PostgresDatabase | None = None) -> Iterator[Ground]:
+    """Started once for all measurements."""
+    jars = glob.glob("/usr/share/java/postgresql.jar")
+    if not jars:
+        raise SystemExit("Spark's JDBC needs PostgreSQL's driver: apt-get install libpostgresql-jdbc-java")
+    own = database is None
+    database = database or PostgresDatabase()
+    url = database.create()
+    try:
+        asyncio.run(_migrate(url))
+        spark = millpond.spark.session(
+            "millpond-bench", "local[2]", {"spark.jars": jars[0], "spark.driver.memory": "2g"}
+        )
+        try:
+            yield Ground(spark, url, {"spark": spark.version, **database.facts()})
+        finally:
+            spark.stop()
+    finally:
+        database.drop(url)
+        if own:
+            database.close()
+
+
+async def _migrate(url: str) -> None:
+    for prefix in ("", JDBC):
+        await (await millpond.connect(url, migrate=True, table_prefix=prefix)).close()
