@@ -57,7 +57,7 @@ def main() -> int:
     names = [scenario.name for scenario in SCENARIOS]
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, epilog=f"NAMES: {', '.join(names)}")
     parser.add_argument("--only", metavar="NAME", action="append", help="what begins with this; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="small sizes: minutes instead of a quarter of an hour")
+    parser.add_argument("--quick", action="store_true", help="small sizes: minutes instead of half an hour")
     parser.add_argument("--no-bars", action="store_true", help="succeed also if a bar is missed")
     parser.add_argument("--json", type=Path, default=Path("build/bench.jsonl"), help="default: %(default)s")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="replace the table in this document too")
