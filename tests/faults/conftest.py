@@ -21,7 +21,7 @@ Everywhere = Callable[[Scenario], Awaitable[None]]
 
 ONLY = "MILLPOND_FAULTS_ON"
 """Names the databases to run on, if not on all."""
-SHORT_TIMEOUT, LONG_TIMEOUT = 400, 7200
+SHORT_TIMEOUT, LONG_TIMEOUT = 600, 7200
 HERE = Path(__file__).parent
 
 
