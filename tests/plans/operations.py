@@ -5,12 +5,14 @@ from uuid import UUID, uuid4
 
 from millpond import Ack, Claim, GiveBack, Message, Nack, Outcome, Receipt, Reject
 from millpond.message import draft
+from millpond.transport import Recorded, StreamClaim
 from millpond.transports.database import claim as claiming
 from millpond.transports.database import publish as publishing
 from millpond.transports.database import settle as settling
+from millpond.transports.database import streams
 from millpond.transports.database.claim import Lanes, Leases, Stamp
 from millpond.transports.database.dialect import Dialect
-from millpond.transports.database.statement import Steps
+from millpond.transports.database.statement import Query, Rows, Steps
 from tests.plans.readers import Reader
 from tests.plans.walls import LANE, QUEUE, URGENT
 
@@ -52,6 +54,35 @@ def publish(d: Dialect, ids: Sequence[UUID | None]) -> Steps[set[UUID]]:
     return publishing.publish(d, drafts, now=None, dedupe_for=1_000_000, own_connection=False)
 
 
+def stream_claim(d: Dialect, lanes: dict[str, Lanes], limit: int) -> Steps[streams.Claimed]:
+    epoch, acked = yield from streams.open_stream(d, "plans", None, 0, now=None, again=False)
+    wanted = streams.Request([QUEUE], limit, 4, None, 3)
+    return (yield from streams.claim(d, lanes, "plans", epoch, acked + 1, wanted, now=None))
+
+
+def stream_ack(d: Dialect, outcomes: Sequence[Recorded], messages: int) -> Steps[None]:
+    epoch, acked = yield from streams.open_stream(d, "plans", None, 0, now=None, again=False)
+    yield from streams.record_outcomes(d, "plans", outcomes)
+    yield from streams.ack(d, "plans", epoch, acked + 1, unsettled="ack", messages=messages, now=None)
+
+
+def stream_slices(d: Dialect, claim: StreamClaim) -> Steps[int]:
+    rows = 0
+    for part in claim.slices:
+        rest, values = streams.slice_of(d, claim.stream, claim.seq, part)
+        rows += len((yield Query(d.sql(f"SELECT payload {rest}"), values)))
+    return rows
+
+
+def stream_ids(d: Dialect, claim: StreamClaim) -> Steps[Rows]:
+    text = "SELECT id FROM {stream_message} WHERE stream = :stream AND seq = :seq"
+    return (yield Query(d.sql(text), {"stream": claim.stream, "seq": claim.seq}))
+
+
+def stream_release(d: Dialect) -> Steps[int]:
+    return streams.release(d, "plans")
+
+
 def next_due(d: Dialect) -> Steps[int | None]:
     return claiming.next_due(d, known_lanes(), QUEUE, None)
 
@@ -67,4 +98,7 @@ def everything_once(reader: Reader) -> None:
     reader.read(extend(d, [stale]))
     reader.read(reap(d, 10))
     reader.read(next_due(d))
+    claimed, _ = reader.read(stream_claim(d, {}, 10))
+    assert claimed.claim is None
+    reader.read(stream_ack(d, [], 0))
     reader.read(publish(d, [uuid4(), None]))

@@ -5,10 +5,11 @@ from uuid import uuid4
 import pytest
 
 from millpond import Ack, Claim, GiveBack, Nack, Outcome, Receipt, Reject
+from millpond.transport import Recorded, Settlement
 from millpond.transports.database.claim import Lanes
 from tests.plans import operations
 from tests.plans.readers import Reader
-from tests.plans.walls import DUE, LANE, LAPSED
+from tests.plans.walls import DUE, LANE, LAPSED, QUEUE
 
 # The first test on each database waits until more than a million rows are made.
 pytestmark = pytest.mark.timeout(300)
@@ -121,6 +122,28 @@ def test_ids_of_callers_are_looked_up_by_their_indexes(reader: Reader) -> None:
     assert new == set(ids)
     assert rows <= 8 * BATCH + A_FEW
     assert not reader.scans()
+
+
+@pytest.mark.parametrize("outcome", ["ack", "nack", "reject", "release"])
+def test_a_stream_reads_the_messages_of_its_batch_only(reader: Reader, outcome: Settlement) -> None:
+    d = reader.dialect
+    lanes = {QUEUE: operations.known_lanes()}
+    claimed, rows = reader.read(operations.stream_claim(d, lanes, BATCH))
+    assert claimed.claim.messages == BATCH
+    assert rows <= 12 * BATCH + A_FEW
+    found, rows = reader.read(operations.stream_slices(d, claimed.claim))
+    assert found == BATCH
+    assert rows <= 4 * BATCH + A_FEW
+    if outcome == "release":
+        released, rows = reader.read(operations.stream_release(d))
+        assert released == BATCH
+    else:
+        ids = [d.id_out(row[0]) for row in reader.read(operations.stream_ids(d, claimed.claim))[0]]
+        decided = [Recorded(id_, outcome, 5, "no") for id_ in ids[: BATCH // 2]]
+        _, rows = reader.read(operations.stream_ack(d, decided, BATCH))
+    assert rows <= 20 * BATCH + A_FEW
+    # The bounds of slices are found in one pass over the claim's own ids.
+    assert not [scan for scan in reader.scans() if "AS place" not in scan]
 
 
 def test_how_long_to_wait_is_one_look_into_each_lane(reader: Reader) -> None:

@@ -27,6 +27,8 @@ Offset = dict[str, Any]
 """`{"stream": "audit", "seq": 7, "messages": {"0": 5000, "1": 4211}}`: shards by their places among the URLs."""
 
 _COUNT_WAITING_EVERY = 5.0
+_LOOK_EVERY = 0.1
+"""Seconds between two looks that find nothing. The engine asks a hundred times a second."""
 _STORE: dict[str, Any] = {"migrate": False, "pool_size": 2, "busy_timeout": 60, "call_timeout": 600}
 """A look must not make tables; a large batch takes longer than what a worker does at once."""
 
@@ -53,6 +55,7 @@ class StreamDriver:
         self._claims: dict[int, StreamClaim] = {}
         """By shard, of the last claim that was made or found."""
         self._until: list[int] | None = None
+        self._found_nothing_at = 0.0
         self._waiting = 0
         self._counted_at = -_COUNT_WAITING_EVERY
 
@@ -67,9 +70,11 @@ class StreamDriver:
         """The next batch, or `start` itself: nothing is due."""
         await self._open()
         await self.ack(start)
+        await asyncio.sleep(self._found_nothing_at + _LOOK_EVERY - monotonic())
         seq = start["seq"] + 1
         self._claims = await self._claim(seq, limit)
         if not self._claims:
+            self._found_nothing_at = monotonic()
             return start
         return {
             "stream": self._wanted.stream,

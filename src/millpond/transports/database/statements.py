@@ -12,6 +12,7 @@ so that the same settle, repeated because its reply was lost, recognises its own
 from __future__ import annotations
 
 from millpond.outcome import SUSPECT
+from millpond.transport import NEVER_US
 
 SUSPECT_LANE = 1000
 
@@ -174,9 +175,10 @@ ORDER BY lease_until LIMIT :limit
 """
 LOCK_LAPSED = "SELECT id FROM {message} WHERE id {ids} AND state = 'PROCESSING' AND lease_until <= {now} {locked}"
 
-# What one worker holds; `lease_until >= 0` confines it to the claimed.
-HELD_BY = """
-SELECT id FROM {message} {lease_index} WHERE state = 'PROCESSING' AND lease_until >= 0 AND worker = :worker
+# What one worker holds; the bounds confine it to what workers have claimed, beside what streams hold.
+HELD_BY = f"""
+SELECT id FROM {{message}} {{lease_index}}
+WHERE state = 'PROCESSING' AND lease_until >= 0 AND lease_until < {NEVER_US} AND worker = :worker
 LIMIT :limit
 """
 LOCK_HELD_BY = "SELECT id FROM {message} WHERE id {ids} AND state = 'PROCESSING' AND worker = :worker {locked}"
