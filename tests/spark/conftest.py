@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 import millpond.spark
-from servers import MariaDB, Postgres
+from servers import MariaDB, Postgres, SparkCluster
 from tests.spark.ponds import fill
 
 HERE = Path(__file__).parent
@@ -56,3 +56,10 @@ def filled_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     fill(url)
     yield url
     server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def spark_cluster() -> Iterator[SparkCluster]:
+    """A master and two workers. A process has one Spark session, so that what uses this runs in one of its own."""
+    with SparkCluster() as cluster:
+        yield cluster

@@ -1,0 +1,125 @@
+"""A private Spark cluster: a master and its workers, from the installed pyspark package."""
+
+import importlib.util
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+
+from servers.ports import LOOPBACK, free_port
+from servers.server import Server, find_program
+
+
+class _Daemon(Server):
+    """A Java process of Spark's. Its package brings no account, so that it runs as whoever starts it."""
+
+    memory = "256m"
+    settings: tuple[str, ...] = ()
+    started: str
+    """What it logs when it can work."""
+
+    def _account(self) -> str | None:
+        return None
+
+    def command(self) -> list[str]:
+        find_program("java", "openjdk-17-jre-headless")
+        java = " ".join(("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *self.settings))
+        environment = (
+            f"SPARK_DAEMON_JAVA_OPTS={java}",
+            f"SPARK_DAEMON_MEMORY={self.memory}",
+            f"SPARK_LOCAL_DIRS={self.folder}",
+            f"SPARK_LOCAL_IP={self.host}",
+        )
+        return ["/usr/bin/env", *environment, str(spark_home() / "bin" / "spark-class"), *self.arguments()]
+
+    def arguments(self) -> list[str]:
+        raise NotImplementedError
+
+    def ready(self) -> bool:
+        return self.started in self.log.read_text(errors="replace")
+
+
+class SparkMaster(_Daemon):
+    name = "spark-master"
+    # Its other way in is a fixed port, at which two masters would meet.
+    settings = ("-Dspark.master.rest.enabled=false",)
+    started = "I have been elected leader"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._page = free_port()
+
+    def arguments(self) -> list[str]:
+        master = "org.apache.spark.deploy.master.Master"
+        return [master, "--host", self.host, "--port", str(self.port), "--webui-port", str(self._page)]
+
+    @property
+    def url(self) -> str:
+        return f"spark://{self.host}:{self.port}"
+
+
+class SparkWorker(_Daemon):
+    name = "spark-worker"
+    started = "Successfully registered with master"
+
+    def __init__(self, master: SparkMaster, *, cores: int, memory: str) -> None:
+        super().__init__()
+        self._master = master
+        self._cores = cores
+        self._memory = memory
+        self._page = free_port()
+
+    def arguments(self) -> list[str]:
+        return [
+            *("org.apache.spark.deploy.worker.Worker", "--host", self.host, "--port", str(self.port)),
+            *("--webui-port", str(self._page), "--cores", str(self._cores), "--memory", self._memory),
+            *("--work-dir", str(self.folder / "work"), self._master.url),
+        ]
+
+
+class SparkCluster:
+    """A master and workers of one core each; `kill` of a worker takes its executors too."""
+
+    def __init__(self, workers: int = 2, *, memory: str = "1g") -> None:
+        self.master = SparkMaster()
+        self.workers = [SparkWorker(self.master, cores=1, memory=memory) for _ in range(workers)]
+
+    @property
+    def url(self) -> str:
+        return self.master.url
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What a session of a test needs beside the master's URL."""
+        return {
+            "spark.driver.host": LOOPBACK,
+            "spark.driver.bindAddress": LOOPBACK,
+            "spark.driver.memory": "512m",
+            "spark.executor.memory": "512m",
+            "spark.sql.shuffle.partitions": "2",
+        }
+
+    def start(self) -> Self:
+        # All at once, since Java takes its time; a worker waits for its master.
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda server: server.start(), (self.master, *self.workers)))
+        return self
+
+    def close(self) -> None:
+        for server in (*self.workers, self.master):
+            server.close()
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def spark_home() -> Path:
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent
