@@ -13,6 +13,7 @@ import msgspec
 
 from millpond.clock import SECOND, micros
 from millpond.errors import InvalidURL, StoreBusy
+from millpond.transports.database import staging
 from millpond.transports.database import statements as sql
 from millpond.transports.database import stream_statements as streams
 from millpond.transports.database.borrowed import BorrowedEngine, source
@@ -102,6 +103,16 @@ AND m.lane >= :low_# AND m.lane <= :high_# ORDER BY m.lane LIMIT 1)
 """
 
 
+# The publisher first: a later assignment sees what an earlier one has changed.
+_REMEMBER = (
+    staging.REMEMBER.partition("ON CONFLICT")[0].replace(" AS d", "")
+    + """
+ON DUPLICATE KEY UPDATE publisher = IF(expires_at <= :at, VALUES(publisher), publisher),
+expires_at = IF(expires_at <= :at, VALUES(expires_at), expires_at)
+"""
+)
+
+
 def _numbered(part: str, n: int) -> str:
     return part.replace("#", str(n))
 
@@ -113,6 +124,7 @@ class MysqlDialect(Dialect):
     overrides = {
         sql.REQUEUE: _REQUEUE,
         sql.KEEP_EACH: _KEEP_EACH,
+        staging.REMEMBER: _REMEMBER,
         streams.STAMP: _STREAM_STAMP,
         streams.REMOVE: _STREAM_REMOVE,
         streams.RETRY: _STREAM_RETRY,

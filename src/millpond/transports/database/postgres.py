@@ -13,6 +13,7 @@ import asyncpg
 
 from millpond.clock import micros
 from millpond.errors import InvalidOption, InvalidURL
+from millpond.transports.database import staging
 from millpond.transports.database import statements as sql
 from millpond.transports.database import stream_statements as streams
 from millpond.transports.database.borrowed import BorrowedEngine, source
@@ -149,6 +150,12 @@ class PostgresDialect(Dialect):
     fused = FUSED
     no_floor = (-(2**63), UUID(int=0))
     day_partitions = True
+    overrides = {
+        # By ctid: joined to itself by id, for which it has no index, the table might be read once for each copy.
+        staging.DROP_COPIES: """DELETE FROM {staging} WHERE ctid = ANY(ARRAY(SELECT c.ctid FROM (SELECT s.ctid,
+        row_number() OVER (PARTITION BY s.id ORDER BY s.lot) AS copy FROM {staging} s WHERE s.lot {lots}) c
+        WHERE c.copy > 1))""",
+    }
     words = {
         # As a query of its own it is asked once in a statement, not with every row.
         "now": "(SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint))",

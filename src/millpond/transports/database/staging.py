@@ -52,15 +52,14 @@ SELECT s.id, s.queue, s.{key}, s.priority, s.priority, coalesce(s.due_at, :at), 
 FROM {staging} s WHERE s.lot = :lot
 """
 
-# Ids that callers gave are entered in the dedupe table, as by an ordinary publish; what was there before goes.
-_FORGET_EXPIRED = """
-DELETE FROM {dedupe} WHERE expires_at <= :at
-AND EXISTS (SELECT 1 FROM {staging} s WHERE s.id = {dedupe}.id AND s.lot {lots})
-"""
-_REMEMBER = """
-INSERT INTO {dedupe} (id, publisher, expires_at)
+# Ids that callers gave are entered in the dedupe table, as by an ordinary publish, also those whose time there is
+# over; what was published before is dropped.
+REMEMBER = """
+INSERT INTO {dedupe} AS d (id, publisher, expires_at)
 SELECT n.staged, :publisher, :expires_at FROM (SELECT DISTINCT s.id AS staged FROM {staging} s WHERE s.lot {lots}) n
-ORDER BY n.staged {or_skip}
+ORDER BY n.staged
+ON CONFLICT (id) DO UPDATE SET publisher = excluded.publisher, expires_at = excluded.expires_at
+WHERE d.expires_at <= :at
 """
 _DROP_KNOWN = """
 DELETE FROM {staging} WHERE lot {lots} AND NOT EXISTS
@@ -73,7 +72,7 @@ DELETE FROM {staging} WHERE lot {lots} AND EXISTS
 """
 _COPIES = "SELECT count(*) - count(DISTINCT id) FROM {staging} WHERE lot {lots}"
 # An id stands once in a lot, so that (lot, id) is one row.
-_DROP_COPIES = """
+DROP_COPIES = """
 DELETE FROM {staging} WHERE lot {lots} AND (lot, id) IN (SELECT c.lot, c.id FROM
 (SELECT s.lot, s.id, row_number() OVER (PARTITION BY s.id ORDER BY s.lot) AS copy FROM {staging} s WHERE s.lot {lots})
 c WHERE c.copy > 1)
@@ -232,13 +231,12 @@ def _count(d: Dialect, chosen: Mapping[str, Any]) -> Steps[int]:
 def _sift(d: Dialect, chosen: Mapping[str, Any], at: int, dedupe_for: int) -> Steps[None]:
     """Remove from the lots what was published before, and all copies of an id but one."""
     mine = {**chosen, "publisher": secrets.randbits(62)}
-    yield Query(d.sql(_FORGET_EXPIRED), {**chosen, "at": at})
-    yield Query(d.sql(_REMEMBER), {**mine, "expires_at": at + dedupe_for})
+    yield Query(d.sql(REMEMBER), {**mine, "at": at, "expires_at": at + dedupe_for})
     yield Query(d.sql(_DROP_KNOWN), mine)
     yield Query(d.sql(_DROP_LIVE), chosen)
     yield Query(d.sql(_DROP_ARCHIVED), {**chosen, "since": at - dedupe_for})
     if any(row[0] for row in (yield Query(d.sql(_COPIES), chosen))):
-        yield Query(d.sql(_DROP_COPIES), chosen)
+        yield Query(d.sql(DROP_COPIES), chosen)
 
 
 # --- what is no longer needed ---------------------------------------------------------------------------

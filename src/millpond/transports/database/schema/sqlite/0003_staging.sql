@@ -20,7 +20,7 @@ CREATE TABLE {staging} (
   payload BLOB NOT NULL
 );
 
-CREATE INDEX {prefix}message_staging_lot ON {staging} (lot);
+CREATE INDEX {prefix}message_staging_lot ON {staging} (lot, id);
 
 -- The last batch that each writer has published: the whole of it (part -1), and each part where parts go alone.
 CREATE TABLE {written} (
