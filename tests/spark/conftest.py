@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -12,15 +11,6 @@ import pytest
 import millpond.spark
 from servers import MariaDB, Postgres, SparkCluster
 from tests.spark.ponds import fill
-
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
-            # The first query of a session takes as long as many later ones.
-            item.add_marker(pytest.mark.timeout(180))
 
 
 @pytest.fixture(scope="session")
