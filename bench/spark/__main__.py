@@ -11,13 +11,14 @@ from rich.console import Console
 
 from bench.measure import Measurement
 from bench.report import print_table, write_json, write_markdown
+from bench.spark.batch import batch
 from bench.spark.ground import Ground, ground
 from bench.spark.sink import sink
 
 Measure = Callable[[Ground, int, int], Awaitable[list[Measurement]]]
 """Of so many rows, in so many rounds."""
 
-MEASURES: dict[str, Measure] = {"sink": sink}
+MEASURES: dict[str, Measure] = {"batch": batch, "sink": sink}
 
 
 def main() -> int:

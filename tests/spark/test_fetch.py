@@ -33,7 +33,7 @@ from millpond.spark import filters
 from millpond.spark.schema import batch_columns
 from millpond.transports.database.fetch import Fetcher, Read, check, open_fetcher, select
 from millpond.transports.database.fetch.conditions import Condition
-from millpond.transports.database.fetch.slices import ranges
+from millpond.transports.database.fetch.slices import SLICE_BYTES, count, ranges
 from millpond.transports.url import Url
 from servers import Postgres
 from tests.spark.ponds import HOSTILE, fill, password, rows
@@ -205,6 +205,11 @@ def test_ranges_leave_nothing_out() -> None:
         assert len(found) <= parts
         assert found[0][0] is None and found[-1][1] is None
         assert all(a[1] == b[0] for a, b in itertools.pairwise(found))
+
+
+def test_slices_are_shared_evenly() -> None:
+    assert [count(size * SLICE_BYTES, 4) for size in (0, 1, 4, 5, 8, 9)] == [4, 4, 4, 8, 8, 12]
+    assert [count(size, 1) for size in (0, SLICE_BYTES, SLICE_BYTES + 1)] == [1, 1, 2]
 
 
 def test_many_rows_come_in_bounded_batches(postgres_url: str, mariadb_url: str, sqlite_url: str) -> None:

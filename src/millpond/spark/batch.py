@@ -10,6 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from millpond.errors import InvalidOption, StoreError
 from millpond.spark import filters
+from millpond.spark.kept import kept_fetcher
 from millpond.spark.options import BATCH_OPTIONS, Options, Shard
 from millpond.spark.schema import batch_columns, chosen
 from millpond.transports.database.fetch import Read, Slice, check, select
@@ -48,7 +49,7 @@ class BatchReader(DataSourceReader):
         read = Read(self._table, self._conditions, -(-self._at_least // len(self._shards)), self._snapshot)
         found = []
         for shard in self._shards:
-            with shard.fetcher() as fetcher:
+            with kept_fetcher(shard) as fetcher:
                 check(fetcher, shard.url)
                 found += [ShardSlice(shard, part) for part in fetcher.slices(read)]
         return found
@@ -56,7 +57,7 @@ class BatchReader(DataSourceReader):
     def read(self, partition: ShardSlice) -> Iterator[pyarrow.RecordBatch]:  # type: ignore[override]
         shard = partition.shard
         columns = chosen(batch_columns(self._table, shard.number), self._schema, f"the table {self._table!r}")
-        with shard.fetcher() as fetcher:
+        with kept_fetcher(shard) as fetcher:
             for piece in partition.slice:
                 yield from fetcher.batches(select(columns, piece.rest), piece.params, columns)
                 if piece.unmoved is not None and fetcher.rows(piece.unmoved, {})[0][0]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from millpond.transports.database.fetch.conditions import Condition
 
-SLICE_BYTES = 128 << 20
-"""As much as Spark puts into one partition of files."""
+SLICE_BYTES = 256 << 20
+"""A task reads so much in about a second."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Read:
 
 
 def count(size: int, at_least: int) -> int:
-    return max(at_least, -(-size // SLICE_BYTES), 1)
+    """How many slices: a multiple of what was asked for, so that as many cores share them evenly."""
+    return at_least * max(1, -(-size // (at_least * SLICE_BYTES)))
 
 
 def ranges(low: int, high: int, parts: int) -> list[tuple[int | None, int | None]]:

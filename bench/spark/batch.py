@@ -1,0 +1,86 @@
+"""Reading the archive: our batch source against Spark's JDBC reader, on the same table."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from bench.measure import Measurement, Work, ratio, take_turns
+from bench.spark.ground import PAYLOAD, Ground
+
+BAR = 0.95
+PARTS = 2
+SOME = ("id", "queue", "state", "archived_at")
+FILL = f"""
+INSERT INTO message_archive (id, queue, key, priority, due_at, payload, deliveries, attempts, created_at,
+first_attempt_at, last_attempt_at, acquired_at, token, state, archived_at)
+SELECT gen_random_uuid(), 'bench', 'key-' || n %% 1000, 50, t.now, convert_to(repeat('x', {PAYLOAD}), 'UTF8'), 1, 1,
+t.now, t.now, t.now, t.now, n, 'COMPLETED', t.now
+FROM generate_series(1, %s) n, (SELECT (extract(epoch FROM now()) * 1000000)::bigint AS now) t
+"""
+
+
+async def batch(ground: Ground, rows: int, rounds: int) -> list[Measurement]:
+    """Each reads every column, or four of them, into nothing; a first round warms everything up."""
+    leaf, pages = _fill(ground, rows)
+    works = {
+        "ours": _work(lambda: _ours(ground)),
+        "theirs": _work(lambda: _jdbc(ground, leaf, pages, "*")),
+        "ours, some": _work(lambda: _ours(ground, columns=",".join(SOME))),
+        "theirs, some": _work(lambda: _jdbc(ground, leaf, pages, *SOME)),
+    }
+    took = await take_turns(works, rounds + 1)
+    ground.execute("TRUNCATE message_archive")
+    against = "JDBC by ranges of pages, fetchsize 10,000"
+    return [
+        ratio(
+            f"spark-batch{'-some' if some else ''}",
+            f"read of {rows:,} archived messages, {'four columns' if some else 'every column'}",
+            against,
+            took[f"ours{some}"][1:],
+            took[f"theirs{some}"][1:],
+            rows,
+            at_least=BAR,
+        )
+        for some in ("", ", some")
+    ]
+
+
+def _fill(ground: Ground, rows: int) -> tuple[str, int]:
+    """Returns the partition that holds them, and its pages."""
+    with psycopg.connect(ground.url, autocommit=True) as connection:
+        connection.execute(FILL, (rows,))
+        connection.execute("VACUUM ANALYZE message_archive")
+        found = connection.execute(
+            "SELECT i.inhrelid::regclass::text, pg_relation_size(i.inhrelid) / current_setting('block_size')::int "
+            "FROM pg_inherits i WHERE i.inhparent = 'message_archive'::regclass AND pg_relation_size(i.inhrelid) > 0"
+        ).fetchone()
+    assert found is not None
+    return found
+
+
+def _work(read: Callable[[], Any]) -> Work:
+    async def timed() -> float:
+        began = time.monotonic()
+        read().write.format("noop").mode("overwrite").save()
+        return time.monotonic() - began
+
+    return timed
+
+
+def _ours(ground: Ground, **options: str) -> Any:
+    reader = ground.spark.read.format("millpond").options(url=ground.url, table="archive", **options)
+    return reader.option("minPartitions", PARTS).load()
+
+
+def _jdbc(ground: Ground, leaf: str, pages: int, *columns: str) -> Any:
+    half = pages // PARTS
+    ranges = [f"ctid < '({half},0)'", f"ctid >= '({half},0)'"]
+    options = ground.jdbc(rewrite=False)
+    return ground.spark.read.jdbc(
+        options["url"],
+        leaf,
+        predicates=ranges,
+        properties={name: options[name] for name in ("user", "password", "driver")} | {"fetchsize": "10000"},
+    ).select(*columns)
