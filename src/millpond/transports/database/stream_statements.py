@@ -63,9 +63,10 @@ FROM {OF_CLAIM} AND {MUST_NOT_RUN}
 """
 FORGET = "DELETE FROM {stream_message} WHERE stream = :stream AND seq = :seq AND id {ids}"
 
-# Note, stamp and tell in one statement: what MUST_NOT_RUN is told by its ids.
+# Note, stamp and tell in one statement: what MUST_NOT_RUN is told by its ids. By ctid, so that the write need not
+# search again; a row that changed since the statement began is not found by it, and waits for the next claim.
 FUSED_TAKE = f"""
-WITH taken AS (UPDATE {{message}} m SET {STAMPED} WHERE m.id = ANY(ARRAY(SELECT m.id FROM {{message}} m
+WITH taken AS (UPDATE {{message}} m SET {STAMPED} WHERE m.ctid = ANY(ARRAY(SELECT m.ctid FROM {{message}} m
 WHERE {DUE_TYPED} ORDER BY m.due_at, m.id LIMIT :limit::bigint {{locked}}))
 RETURNING m.id, m.due_at, {MUST_NOT_RUN} AS refused,
 CASE WHEN m.expires_at <= {{now}} THEN NULL ELSE m.deliveries - 1 - m.attempts END AS crashes),
@@ -73,10 +74,13 @@ noted AS (INSERT INTO {{stream_message}} (stream, seq, id) SELECT :stream::int, 
 SELECT count(*), max(due_at), array_agg(id) FILTER (WHERE refused), array_agg(crashes) FILTER (WHERE refused) FROM taken
 """
 
-# The first id of each slice.
-BOUNDS = """
-SELECT x.id, x.place FROM (SELECT s.id, row_number() OVER (ORDER BY s.id) AS place FROM {stream_message} s
-WHERE s.stream = :stream AND s.seq = :seq) x WHERE (x.place - 1) % :size = 0 ORDER BY x.place
+# Where the next slice begins, so many ids after the first of this one; the first of all has no such bound.
+FIRST = """
+SELECT s.id FROM {stream_message} s WHERE s.stream = :stream AND s.seq = :seq ORDER BY s.id LIMIT 1
+"""
+NEXT = """
+SELECT s.id FROM {stream_message} s WHERE s.stream = :stream AND s.seq = :seq AND s.id >= :first
+ORDER BY s.id LIMIT 1 OFFSET :size
 """
 RECORD = """
 INSERT INTO {stream_claim} (stream, seq, claimed_at, messages, slices)

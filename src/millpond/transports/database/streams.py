@@ -219,8 +219,11 @@ def _slices(d: Dialect, key: dict[str, Any], messages: int, number: int) -> Step
     """Cut a claim into parts of equal size: so many, or more where they would be large."""
     number = min(max(number, -(-messages // _SLICE)), messages)
     size = -(-messages // number)
-    rows = yield Query(d.sql(sql.BOUNDS), {**key, "size": size})
-    firsts = [d.id_out(row[0]) for row in rows]
+    rows = yield Query(d.sql(sql.FIRST), key)
+    firsts: list[UUID] = []
+    while rows:
+        firsts.append(d.id_out(rows[0][0]))
+        rows = yield Query(d.sql(sql.NEXT), {**key, "first": rows[0][0], "size": size})
     return tuple(
         Slice(first, stop, min(size, messages - n * size))
         for n, (first, stop) in enumerate(zip(firsts, [*firsts[1:], None], strict=True))
