@@ -16,6 +16,7 @@ from millpond.transport import Row
 from millpond.transports.database.load import has_parts, open_loader, open_part
 from millpond.transports.database.staging import Batch
 from millpond.transports.url import Url
+from servers import PgBouncer, Postgres
 
 QUEUE = "loaded"
 PLACE: dict[str, Any] = {"schema": None, "table_prefix": "pond_"}
@@ -105,6 +106,19 @@ def test_a_part_is_published_in_one_transaction_and_once(postgres: Url) -> None:
         part.load(table(1))
         assert part.commit([]).again, "the whole batch is done"
     assert sorted(int(row.payload) for row in live(postgres)) == list(range(15))
+
+
+def test_behind_a_pooler(postgres_server: Postgres, postgres: Url) -> None:
+    """Each transaction may be in another session."""
+    with PgBouncer(postgres_server, pool_size=2) as bouncer:
+        url = Url(bouncer.url_of(postgres.path.removeprefix("/")))
+        with open_loader(url, **PLACE) as one, open_loader(url, **PLACE) as other:
+            lots = {loader.load(BATCH, table(3)): 3 for loader in (one, other, one)}
+        with open_part(url, Batch("parts"), 0, **PLACE) as part:
+            part.load(table(3))
+            part.commit([QUEUE])
+        with_store(url.raw, lambda store: store.publish_lots(BATCH, lots), pooler=True)
+    assert len(live(postgres)) == 12
 
 
 def test_nothing_answers(postgres: Url) -> None:
