@@ -34,7 +34,8 @@ async def test_none_is_redelivered(everywhere: Everywhere, long: bool) -> None:
 
 
 async def many_handlers(here: Ground, proxy: Proxy, others_proxy: Proxy, rounds: int) -> int:
-    options = {"max_workers": HANDLERS, "lease": 30}
+    # Leases that no fault here outlasts, and no limit to a handler's time: these are other tests.
+    options = {"max_workers": HANDLERS, "lease": 120, "heartbeat": 5, "timeout": None}
     many = here.processes.start(here.plan("sleeper", folder="many", options=options, url=proxy.url(here.url)))
     await here.publish("sleeper", [f"h-{n}" for n in range(HANDLERS)])
     await until(lambda: len(started(here)) == HANDLERS, "5,000 handlers", every=0.2)
