@@ -24,8 +24,8 @@ from millpond.transports.database.dialect import Dialect
 from millpond.transports.database.statement import Query, Rows, Steps
 
 _NO_LIMIT = 2**31 - 1
-_SLICE = 5_000
-"""Messages to a slice at most: what one task reads."""
+_SMALL, _USUAL, _LARGE = 5_000, 8, 25_000
+"""Slices of fewer messages do not pay; so many do on most machines; and so large is the largest."""
 _LOWEST_ID = UUID(int=0)
 _NO_OUTCOME = "no outcome was recorded"
 
@@ -216,8 +216,9 @@ def _refuse(
 
 
 def _slices(d: Dialect, key: dict[str, Any], messages: int, number: int) -> Steps[tuple[Slice, ...]]:
-    """Cut a claim into parts of equal size: so many, or more where they would be large."""
-    number = min(max(number, -(-messages // _SLICE)), messages)
+    """Cut a claim into parts of equal size: so many at least, some where it is worth a task, more where they are large."""
+    usual = max(min(-(-messages // _SMALL), _USUAL), -(-messages // _LARGE))
+    number = min(max(number, usual), messages)
     size = -(-messages // number)
     rows = yield Query(d.sql(sql.FIRST), key)
     firsts: list[UUID] = []
