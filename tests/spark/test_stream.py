@@ -74,11 +74,14 @@ class Query:
     """A stream of the queue `q` named `s`, into a list of batches."""
 
     def __init__(self, spark: Any, url: str, folder: Path, **options: str) -> None:
-        self._stream = (
-            spark.readStream.format("millpond").options(**{"url": url, "queue": "q", "stream": "s", **options}).load()
-        )
+        self.stream(spark, url, **options)
         self._checkpoint = str(folder / f"checkpoint-{uuid4().hex[:6]}")
         self.batches: dict[int, list[Any]] = {}
+
+    def stream(self, spark: Any, url: str, **options: str) -> Query:
+        given = {"url": url, "queue": "q", "stream": "s", **options}
+        self._stream = spark.readStream.format("millpond").options(**given).load()
+        return self
 
     def start(self, each: Callable[[Any, int], None] | None = None, **trigger: Any) -> Any:
         def batch(frame: Any, number: int) -> None:
@@ -188,6 +191,36 @@ def test_outcomes_of_a_job_are_applied_when_its_batch_is_committed(spark: Any, p
     assert rows[ids[7]].state is State.RETRYABLE
     assert {rows[id_].state for id_ in ids[2:7]} == {State.COMPLETED}
     assert {(row.deliveries, row.attempts) for row in rows.values()} == {(1, 1)}
+
+
+def test_a_released_batch_is_told_and_then_gone_without(spark: Any, postgres: str, tmp_path: Path) -> None:
+    ids = publish(postgres, 6)
+    query = Query(spark, postgres, tmp_path)
+
+    def die(frame: Any, number: int) -> None:
+        raise RuntimeError("the job dies")
+
+    with pytest.raises(StreamingQueryException, match="the job dies"):
+        query.run(die)
+    assert on(postgres, lambda store: store.release_stream("s")) == 6
+    query.batches.clear()
+    with pytest.raises(StreamingQueryException, match="failOnDataLoss=false"):
+        query.run()
+    assert counts(postgres) == {State.PENDING: 6}
+    query.stream(spark, postgres, failOnDataLoss="false").run()
+    assert {number: len(rows) for number, rows in query.batches.items()} == {0: 0, 1: 6}
+    assert sorted(query.ids) == sorted(ids)
+
+
+def test_a_stream_over_two_databases(spark: Any, postgres: str, sqlite_url: str, tmp_path: Path) -> None:
+    ids = {0: publish(postgres, 30), 1: publish(sqlite_url, 10)}
+    query = Query(spark, f"{postgres} {sqlite_url}", tmp_path, maxMessagesPerTrigger="16")
+    query.run()
+    rows = [row for batch in query.batches.values() for row in batch]
+    assert len(rows) == 40
+    assert {shard: sorted(row.id for row in rows if row.shard == shard) for shard in ids} == ids
+    assert counts(postgres) == {State.COMPLETED: 30}
+    assert counts(sqlite_url) == {State.COMPLETED: 10}
 
 
 def test_a_second_driver_fences_out_the_first(spark: Any, postgres: str, tmp_path: Path) -> None:

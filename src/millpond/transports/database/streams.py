@@ -216,7 +216,7 @@ def _refuse(
 
 
 def _slices(d: Dialect, key: dict[str, Any], messages: int, number: int) -> Steps[tuple[Slice, ...]]:
-    """Cut a claim into parts of equal size: so many at least, some where it is worth a task, more where they are large."""
+    """Cut a claim into parts of equal size: so many at least, and as many as are worth a task."""
     usual = max(min(-(-messages // _SMALL), _USUAL), -(-messages // _LARGE))
     number = min(max(number, usual), messages)
     size = -(-messages // number)
