@@ -242,7 +242,7 @@ async def test_a_suspect_does_not_wait_for_ever_for_others(pond: Millpond, caplo
     gate = Gate()
     got = []
 
-    @pond.subscriber("a", lease=0.4)
+    @pond.subscriber("a", lease=2)
     async def suspects(delivery: Delivery) -> None:
         got.append(delivery.claim.unfinished)
 

@@ -183,7 +183,7 @@ async def test_what_was_settled_meanwhile_is_not_taken_for_lost(pond: Millpond) 
     """An extension that comes too late because the message is done: no false alarm."""
     done = 0
 
-    @pond.subscriber("q", lease=1, heartbeat=0.02, max_workers=50)
+    @pond.subscriber("q", heartbeat=0.02, max_workers=50)
     async def handle(body: int) -> None:
         nonlocal done
         await asyncio.sleep(0.02)
@@ -207,7 +207,7 @@ async def test_a_hung_handler_loses_its_lease_after_its_timeout(make_pond: Calla
     async def hang(body: int) -> None:
         release.wait(SOON)
 
-    @other.subscriber("q", lease=0.6)
+    @other.subscriber("q")
     async def handle(body: int, delivery: Delivery) -> None:
         got.append(delivery.claim.deliveries)
 

@@ -169,7 +169,7 @@ async def test_a_handler_that_runs_on_after_its_commit_is_not_taken_for_lost(
 ) -> None:
     extended = asyncio.Event()
 
-    @pond.subscriber("q", lease=1, heartbeat=0.1)
+    @pond.subscriber("q", heartbeat=0.1)
     async def handle(body: int, delivery: Delivery) -> None:
         async with database.session() as session:
             await delivery.ack(within=session)
