@@ -9,6 +9,6 @@ from servers.pgbouncer import PgBouncer
 from servers.postgres import Postgres
 from servers.proxy import Proxy
 from servers.server import Server, ServerError
-from servers.spark import SparkCluster
+from servers.spark import SparkCluster, SparkConnect
 
-__all__ = ["MariaDB", "PgBouncer", "Postgres", "Proxy", "Server", "ServerError", "SparkCluster"]
+__all__ = ["MariaDB", "PgBouncer", "Postgres", "Proxy", "Server", "ServerError", "SparkCluster", "SparkConnect"]

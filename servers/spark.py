@@ -1,6 +1,7 @@
-"""A private Spark cluster: a master and its workers, from the installed pyspark package."""
+"""A private Spark from the installed pyspark package: a master with its workers, or a server for Spark Connect."""
 
 import importlib.util
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
@@ -26,6 +27,7 @@ class _Daemon(Server):
         environment = (
             f"SPARK_DAEMON_JAVA_OPTS={java}",
             f"SPARK_DAEMON_MEMORY={self.memory}",
+            f"PYSPARK_PYTHON={sys.executable}",
             f"SPARK_LOCAL_DIRS={self.folder}",
             f"SPARK_LOCAL_IP={self.host}",
         )
@@ -117,6 +119,33 @@ class SparkCluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class SparkConnect(_Daemon):
+    """A local Spark that clients reach at `url`."""
+
+    name = "spark-connect"
+    memory = "1g"
+    started = "Spark Connect server started"
+
+    def arguments(self) -> list[str]:
+        settings = {
+            "spark.connect.grpc.binding.address": self.host,
+            "spark.connect.grpc.binding.port": str(self.port),
+            "spark.driver.host": self.host,
+            "spark.driver.bindAddress": self.host,
+            "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
+            "spark.ui.enabled": "false",
+        }
+        return [
+            *("org.apache.spark.deploy.SparkSubmit", "--master", "local[2]"),
+            *(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")),
+            *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"),
+        ]
+
+    @property
+    def url(self) -> str:
+        return f"sc://{self.host}:{self.port}"
 
 
 def spark_home() -> Path:
