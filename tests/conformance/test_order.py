@@ -110,3 +110,14 @@ async def test_interleaved_publishing_and_claiming(transport: Store, clock: Manu
         assert [claim.receipt.id for claim in claims] == [e[2] for e in expected]
         waiting = [e for e in waiting if e not in expected]
         clock.advance(dice.choice([0, 0.5, 1]))
+
+
+@requires(Capability.PRIORITY)
+async def test_what_is_more_urgent_is_found_at_once_in_a_queue_that_had_one_priority(transport: Store) -> None:
+    for n in range(3):  # claims that were not full, after which no look elsewhere is due
+        await publish(transport, b"usual %d" % n)
+        assert await bodies(transport) == [b"usual %d" % n]
+    await transport.publish([message(b"usual"), message(b"urgent", priority=10), message(b"later", priority=90)])
+    assert await bodies(transport) == [b"urgent", b"usual", b"later"]
+    await transport.publish([message(b"usual"), message(b"urgent", priority=10)])
+    assert await bodies(transport, limit=1) == [b"urgent"]

@@ -1,6 +1,7 @@
 """The operations whose plans matter, as steps; each also on an empty table, where plans are made that stay."""
 
 from collections.abc import Sequence
+from time import monotonic
 from uuid import UUID, uuid4
 
 from millpond import Ack, Claim, GiveBack, Message, Nack, Outcome, Receipt, Reject
@@ -26,8 +27,17 @@ def known_lanes() -> Lanes:
     return lanes
 
 
-def claim(d: Dialect, lanes: Lanes, limit: int) -> Steps[list[Claim]]:
-    return claiming.claim_queue(d, lanes, QUEUE, limit, STAMP, suspects=True)
+def one_lane(d: Dialect) -> Lanes:
+    """As after a claim that was not full, from a queue with one lane."""
+    lanes = Lanes()
+    lanes.add(LANE)
+    lanes.looked_below(lanes.begin() or {}, [LANE], monotonic(), 0.0)
+    lanes.claimed(LANE, d.no_floor, None)
+    return lanes
+
+
+def claim(d: Dialect, lanes: Lanes, limit: int, queue: str = QUEUE) -> Steps[list[Claim]]:
+    return claiming.claim_queue(d, lanes, queue, limit, STAMP, suspects=True)
 
 
 def claim_ids(d: Dialect, ids: Sequence[UUID]) -> Steps[list[Claim]]:
@@ -91,6 +101,7 @@ def everything_once(reader: Reader) -> None:
     d = reader.dialect
     stale = Receipt(uuid4(), 7)
     reader.read(claim(d, known_lanes(), 10))
+    reader.read(claim(d, one_lane(d), 10))
     reader.read(claim_ids(d, [stale.id]))
     for outcome in (Ack(stale), Nack(stale, error="no"), Reject(stale, error="no"), GiveBack(stale)):
         reader.read(settle(d, [outcome]))

@@ -53,6 +53,16 @@ def test_a_claim_that_begins_where_the_last_ended(reader: Reader) -> None:
     assert not reader.scans()
 
 
+@pytest.mark.parametrize("queue", [QUEUE, "other-3"])
+def test_a_claim_that_asks_for_the_only_lane(reader: Reader, queue: str) -> None:
+    """Which it is in one of them; in the other it has to look for more"""
+    lanes = operations.one_lane(reader.dialect)
+    claims, rows = reader.read(operations.claim(reader.dialect, lanes, BATCH, queue))
+    assert len(claims) == BATCH
+    assert rows <= 4 * BATCH + A_FEW
+    assert not reader.scans()
+
+
 def test_a_claim_that_finds_nothing_reads_nothing(reader: Reader) -> None:
     lanes = operations.known_lanes()
     reader.read(operations.claim(reader.dialect, lanes, DUE))

@@ -108,3 +108,31 @@ def test_on_a_machine_where_everything_is_slow_nothing_is(lanes: Lanes, watch: W
     lanes.fall()
     look(lanes, watch, SLOW)
     assert lanes.look_again(SLOW)
+
+
+def test_the_only_lane_is_claimed_from_without_a_probe(lanes: Lanes) -> None:
+    assert lanes.only() == (50, None)
+    lanes.was_full = True
+    assert lanes.only() == (50, HIGH), "there may be many dead rows below"
+
+
+def test_where_a_look_below_is_long_the_only_lane_is_claimed_from_its_floor(lanes: Lanes, watch: Watch) -> None:
+    lanes.fall()
+    look(lanes, watch, SLOW)
+    lanes.claimed(50, HIGH, None)
+    assert lanes.only() == (50, HIGH)
+
+
+def test_no_lane_is_the_only_one_while_a_look_below_is_due(lanes: Lanes, watch: Watch) -> None:
+    lanes.fall()
+    assert lanes.only() is None
+    look(lanes, watch, QUICK)
+    lanes.claimed(50, HIGH, None)
+    watch.now += 1
+    assert lanes.only() is None
+    assert Lanes().only() is None
+
+
+def test_with_a_second_lane_or_suspects_no_lane_is_the_only_one(lanes: Lanes) -> None:
+    lanes.add(1050)
+    assert lanes.only() is None

@@ -43,11 +43,14 @@ class Lanes:
     below them once a second, whenever somebody here put something there, and after a claim that was not full,
     unless the last such look was long: then there are many dead rows, and the second is waited for.
     Suspects and the others take turns in going first, so that neither starves the other.
+    Most queues have one lane; then a claim asks itself whether that is so, and needs no probe.
     """
 
     def __init__(self) -> None:
         self.known: list[int] = []
         self.suspects_turn = True
+        self.was_full = False
+        """The last claim got all it wanted, so that there may be more."""
         self._floors: dict[int, Floor] = {}
         self._fell = True
         self._looked_at = 0.0
@@ -55,11 +58,21 @@ class Lanes:
 
     def begin(self) -> dict[int, Floor] | None:
         """The floors that this claim looks below, or None: it need not. They count no longer, as it may end early."""
-        if self._floors and not self._fell and monotonic() - self._looked_at < _LOOK_BELOW_EVERY:
+        if self._floors_count():
             return None
         self._fell = False  # what falls from now on is for the next claim
         before, self._floors = self._floors, {}
         return before
+
+    def _floors_count(self) -> bool:
+        return bool(self._floors) and not self._fell and monotonic() - self._looked_at < _LOOK_BELOW_EVERY
+
+    def only(self) -> tuple[int, Floor | None] | None:
+        """The lane to claim from without a probe, and the floor to begin at: none, unless there are many dead rows."""
+        if len(self.known) != 1 or self.known[0] >= sql.SUSPECT_LANE or not self._floors_count():
+            return None
+        (lane,) = self.known
+        return lane, self.floor(lane) if self.was_full or self._took >= _QUICK else None
 
     def looked_below(self, before: dict[int, Floor], due: Sequence[int], began: float, took: float) -> None:
         """A probe from below the floors has ended: where nothing is due, they count again."""
@@ -112,10 +125,24 @@ def claim_queue(
     def take(lane: int, wanted: int, floor: Floor | None) -> Steps[tuple[int, Floor | None]]:
         rows = yield from _claim_lane(d, queue, lane, wanted, stamp, floor)
         claims.extend(rows)
-        return len(rows), (rows[-1].due_us, d.id_in(rows[-1].receipt.id)) if rows else None
+        return len(rows), _last(d, rows)
 
-    yield from walk(d, lanes, queue, limit, stamp.now, take, suspects=suspects)
+    if d.fused and (only := lanes.only()):
+        lane, floor = only
+        claims += yield from _claim_lane(d, queue, lane, limit, stamp, floor, only=True)
+        lanes.was_full = len(claims) == limit
+        if last := _last(d, claims):
+            lanes.claimed(lane, last, None if lanes.was_full else lanes.floor(lane))
+            lanes.suspects_turn = True
+            if lanes.was_full or floor is None:
+                return claims
+    yield from walk(d, lanes, queue, limit - len(claims), stamp.now, take, suspects=suspects and not claims)
+    lanes.was_full = len(claims) == limit
     return claims
+
+
+def _last(d: Dialect, claims: Sequence[Claim]) -> Floor | None:
+    return (claims[-1].due_us, d.id_in(claims[-1].receipt.id)) if claims else None
 
 
 def walk(
@@ -243,7 +270,10 @@ def due_lanes(d: Dialect, lanes: Lanes, queue: str, now: int | None) -> Steps[li
             lanes.add(lane)
 
 
-def _claim_lane(d: Dialect, queue: str, lane: int, limit: int, stamp: Stamp, floor: Floor | None) -> Steps[list[Claim]]:
+def _claim_lane(
+    d: Dialect, queue: str, lane: int, limit: int, stamp: Stamp, floor: Floor | None, *, only: bool = False
+) -> Steps[list[Claim]]:
+    """From one lane; `only`: if no other has anything."""
     due, id_ = floor or d.no_floor
     params = {
         "queue": queue,
@@ -254,7 +284,8 @@ def _claim_lane(d: Dialect, queue: str, lane: int, limit: int, stamp: Stamp, flo
         "floor_id": id_,
     }
     if d.fused:
-        rows = yield Query(d.sql(d.fused.claim_lane), {**params, **_stamped(stamp)})
+        text = d.fused.claim_only if only else d.fused.claim_lane
+        rows = yield Query(d.sql(text), {**params, **_stamped(stamp)})
         return _claims(d, sorted(rows, key=_BY_DUE), stamp)
     rows = yield Query(d.sql(sql.LOCK_LANE), params | {"lease": stamp.lease})
     return (yield from _stamp(d, rows, stamp))

@@ -54,6 +54,7 @@ class Fused(msgspec.Struct, frozen=True, kw_only=True):
     insert_and_announce: str
     announce: str
     claim_lane: str
+    claim_only: str
     claim_ids: str
     extend: str
     moves: Mapping[tuple[bool, bool], str]

@@ -104,6 +104,22 @@ WHERE m.id = ANY(ARRAY(%s))
 RETURNING {sql.CLAIMED_COLUMNS}, m.acquired_at, m.lease_until
 """
 
+_IN_LANE = """
+SELECT m.id FROM {{message}} m WHERE m.queue = :queue::text AND {{ready}} AND m.lane = :lane::smallint
+AND m.due_at <= {{now}} {{from_floor}} {also}
+AND NOT EXISTS (SELECT 1 FROM {{queue}} q WHERE q.name = :queue::text AND q.paused = 1)
+ORDER BY m.due_at, m.id LIMIT :limit::bigint {{locked}}
+"""
+
+
+def _lane_beside(side: str) -> str:
+    """Whether another lane of the queue has anything: one descent of the index."""
+    return (
+        "EXISTS (SELECT 1 FROM {message} o WHERE o.queue = :queue::text AND o.state <> 'PROCESSING' "
+        f"AND o.lane {side} :lane::smallint)"
+    )
+
+
 _INSERT = """
     INSERT INTO {message}
     (id, queue, key, priority, lane, due_at, expires_at, state, headers, payload, created_at)
@@ -121,11 +137,8 @@ FUSED = Fused(
     insert_and_announce=f"""WITH new AS ({_INSERT} RETURNING queue, due_at)
     SELECT pg_notify(:channel::text, n.queue) FROM (SELECT DISTINCT queue FROM new WHERE due_at <= {{now}}) n""",
     announce="SELECT pg_notify(:channel::text, n.queue) FROM unnest(:queues::text[]) AS n(queue)",
-    claim_lane=_STAMP
-    % """SELECT m.id FROM {message} m WHERE m.queue = :queue::text AND {ready} AND m.lane = :lane::smallint
-    AND m.due_at <= {now} {from_floor}
-    AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name = :queue::text AND q.paused = 1)
-    ORDER BY m.due_at, m.id LIMIT :limit::bigint {locked}""",
+    claim_lane=_STAMP % _IN_LANE.format(also=""),
+    claim_only=_STAMP % _IN_LANE.format(also=f"AND NOT {_lane_beside('<')} AND NOT {_lane_beside('>')}"),
     # The state is asked for so that the index of claims does not serve it: planned while the table was empty, that
     # one may be taken, and the whole queue be read.
     claim_ids=_STAMP
