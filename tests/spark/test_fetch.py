@@ -32,10 +32,10 @@ from millpond.errors import AuthenticationFailed, NotMigrated, StoreError, Unkno
 from millpond.spark import filters
 from millpond.spark.schema import batch_columns
 from millpond.transports.database.fetch import Fetcher, Read, check, open_fetcher, select
-from millpond.transports.database.fetch.conditions import Condition
+from millpond.transports.database.fetch.conditions import Condition, Operator
 from millpond.transports.database.fetch.slices import SLICE_BYTES, count, ranges
 from millpond.transports.url import Url
-from servers import Postgres
+from servers import PgBouncer, Postgres
 from tests.spark.ponds import HOSTILE, fill, password, rows
 
 TABLES = ("messages", "archive")
@@ -232,6 +232,15 @@ def test_text_values_are_never_part_of_a_statement(postgres_url: str) -> None:
             assert (found[0][0] > 0) == (queue in HOSTILE)
         with pytest.raises(TypeError):
             fetcher.rows("SELECT :x", {"x": object()})
+
+
+def test_through_a_pooler(postgres_server: Postgres, postgres_url: str) -> None:
+    fill(postgres_url)
+    expected = sorted(str(id_) for id_, row in rows(postgres_url, "archive").items() if row.queue == HOSTILE[1])
+    with PgBouncer(postgres_server) as pooler:
+        url = pooler.url_of(postgres_url.rpartition("/")[2])
+        found = fetch(url, "archive", conditions=[Condition("queue", Operator.EQUAL, HOSTILE[1])])
+    assert sorted(found["id"].to_pylist()) == expected != []
 
 
 def test_errors_say_what_to_do_and_no_password(postgres_server: Postgres, postgres_url: str, mariadb_url: str) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from millpond.errors import InvalidOption, Unsupported
+from millpond.errors import InvalidOption
 from millpond.spark import schema as columns
 
 if TYPE_CHECKING:
@@ -39,34 +38,30 @@ class MillpondSource(DataSource):
         return columns.batch_schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        made: DataSourceReader = _of("batch", "BatchReader", self.options, schema)
-        return made
+        from millpond.spark.batch import BatchReader
+
+        return BatchReader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        made: DataSourceStreamReader = _of("stream", "StreamReader", self.options, schema)
-        return made
+        from millpond.spark.stream import StreamReader
+
+        return StreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        made: DataSourceWriter = _of("sink", "BatchWriter", self.options, schema, overwrite)
-        return made
+        from millpond.spark.sink import BatchWriter
+
+        return BatchWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        made: DataSourceStreamWriter = _of("sink", "StreamWriter", self.options, schema, overwrite)
-        return made
+        from millpond.spark.sink import StreamWriter
+
+        return StreamWriter(self.options, schema, overwrite)
 
 
 class PushingSource(MillpondSource):
     """As `register` makes it known: Spark refuses a reader that takes filters while its push-down is off."""
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        made: DataSourceReader = _of("batch", "PushingReader", self.options, schema)
-        return made
+        from millpond.spark.batch import PushingReader
 
-
-def _of(module: str, name: str, *arguments: Any) -> Any:
-    try:
-        return getattr(importlib.import_module(f"millpond.spark.{module}"), name)(*arguments)
-    except ModuleNotFoundError as e:
-        if e.name != f"millpond.spark.{module}":
-            raise
-        raise Unsupported(f"this version of Millpond has no {module} for Spark") from None
+        return PushingReader(self.options, schema)
