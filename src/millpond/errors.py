@@ -175,3 +175,19 @@ class SchemaMismatch(StoreError):
 
 def not_supported(what: str, capability: Any) -> Unsupported:
     return Unsupported(f"{what} is not possible on this transport: it lacks the capability {capability.name}")
+
+
+def stream_behind(stream: str, seq: int, acked: int) -> StreamBehind:
+    return StreamBehind(
+        f"stream {stream!r}: the checkpoint is at claim {seq}, and the stream has acknowledged claim {acked}. The "
+        "checkpoint is an old copy, or another query uses the same stream's name; going on would number new "
+        "messages like old ones. Start from the newest checkpoint, or with a new stream's name"
+    )
+
+
+def claim_lost(stream: str, seq: int, expected: int, found: int) -> ClaimLost:
+    return ClaimLost(
+        f"stream {stream!r}: claim {seq} held {expected:,} messages, and now holds {found:,}: it was released, or "
+        "changed by hand. What was given back will be delivered again, whether the sink has it or not. To go on "
+        "with what is there, start the query with failOnDataLoss=false"
+    )

@@ -10,7 +10,7 @@ from millpond.transport import Recorded, StreamClaim
 from millpond.transports.database import claim as claiming
 from millpond.transports.database import publish as publishing
 from millpond.transports.database import settle as settling
-from millpond.transports.database import streams
+from millpond.transports.database import stream_claims, streams
 from millpond.transports.database.claim import Lanes, Leases, Stamp
 from millpond.transports.database.dialect import Dialect
 from millpond.transports.database.statement import Query, Rows, Steps
@@ -64,10 +64,10 @@ def publish(d: Dialect, ids: Sequence[UUID | None]) -> Steps[set[UUID]]:
     return publishing.publish(d, drafts, now=None, dedupe_for=1_000_000, own_connection=False)
 
 
-def stream_claim(d: Dialect, lanes: dict[str, Lanes], limit: int) -> Steps[streams.Claimed]:
+def stream_claim(d: Dialect, lanes: dict[str, Lanes], limit: int) -> Steps[stream_claims.Claimed]:
     epoch, acked = yield from streams.open_stream(d, "plans", None, 0, now=None, again=False)
-    wanted = streams.Request([QUEUE], limit, 4, None, 3)
-    return (yield from streams.claim(d, lanes, "plans", epoch, acked + 1, wanted, now=None))
+    wanted = stream_claims.Request([QUEUE], limit, 4, None, 3)
+    return (yield from stream_claims.claim(d, lanes, "plans", epoch, acked + 1, wanted, now=None))
 
 
 def stream_ack(d: Dialect, outcomes: Sequence[Recorded], messages: int) -> Steps[None]:
@@ -79,7 +79,7 @@ def stream_ack(d: Dialect, outcomes: Sequence[Recorded], messages: int) -> Steps
 def stream_slices(d: Dialect, claim: StreamClaim) -> Steps[int]:
     rows = 0
     for part in claim.slices:
-        rest, values = streams.slice_of(d, claim.stream, claim.seq, part)
+        rest, values = stream_claims.slice_of(d, claim.stream, claim.seq, part)
         rows += len((yield Query(d.sql(f"SELECT payload {rest}"), values)))
     return rows
 

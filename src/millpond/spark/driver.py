@@ -17,7 +17,7 @@ import msgspec
 
 from millpond import transports
 from millpond.clock import monotonic
-from millpond.errors import ClaimLost, InvalidOption, StreamBehind, StreamError
+from millpond.errors import InvalidOption, StreamError, claim_lost, stream_behind
 from millpond.spark.options import Shard
 from millpond.transport import Settlement, StreamClaim
 
@@ -92,11 +92,7 @@ class StreamDriver:
         expected = self._expected(end) or {}
         found = {n: claim.messages for n, claim in held.items()}
         if self._wanted.fail_on_data_loss and found != expected:
-            raise ClaimLost(
-                f"stream {self._wanted.stream!r}: claim {end['seq']} held {sum(expected.values()):,} messages, and now "
-                f"holds {sum(found.values()):,} (by shard {expected}, now {found}): it was released, or changed by "
-                "hand. To go on with what is there, start the query with failOnDataLoss=false"
-            )
+            raise claim_lost(self._wanted.stream, end["seq"], sum(expected.values()), sum(found.values()))
         return [(self._shards[n], claim) for n, claim in sorted(held.items())]
 
     async def ack(self, end: Offset) -> None:
@@ -105,12 +101,7 @@ class StreamDriver:
         self._check(end)
         seq, expected = end["seq"], self._expected(end)
         if seq < max(self._acked):
-            raise StreamBehind(
-                f"stream {self._wanted.stream!r}: the checkpoint is at claim {seq}, and the stream has acknowledged "
-                f"claim {max(self._acked)}. The checkpoint is an old copy, or another query uses the same stream's "
-                "name; going on would number new messages like old ones. Start from the newest checkpoint, or with a "
-                "new stream's name"
-            )
+            raise stream_behind(self._wanted.stream, seq, max(self._acked))
 
         async def ack(n: int) -> None:
             if self._acked[n] < seq:

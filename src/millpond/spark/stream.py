@@ -20,7 +20,7 @@ from millpond.spark.options import Options
 from millpond.spark.schema import chosen, stream_columns
 from millpond.transport import Settlement, Slice
 from millpond.transports.database.fetch import select
-from millpond.transports.database.streams import slice_of
+from millpond.transports.database.stream_claims import slice_of
 
 if TYPE_CHECKING:
     import pyarrow

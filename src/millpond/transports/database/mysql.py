@@ -13,7 +13,7 @@ import msgspec
 
 from millpond.clock import SECOND, micros
 from millpond.errors import InvalidURL, StoreBusy
-from millpond.transports.database import staging
+from millpond.transports.database import mysql_streams, staging
 from millpond.transports.database import statements as sql
 from millpond.transports.database import stream_statements as streams
 from millpond.transports.database.borrowed import BorrowedEngine, source
@@ -62,36 +62,6 @@ error LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin PATH '$[2]')) AS r
 STRAIGHT_JOIN {{message}} m ON m.id = UNHEX(r.id)
 """
 
-# An UPDATE or DELETE with IN (SELECT …) would read every message here, and ask for each whether it is one of those.
-_STREAM_STAMP = f"""
-UPDATE {{stream_message}} s STRAIGHT_JOIN {{message}} m ON m.id = s.id SET {streams.STAMPED}
-WHERE s.stream = :stream AND s.seq = :seq AND {{ready}}
-"""
-_STREAM_REMOVE = f"DELETE m FROM {streams.OF_CLAIM} AND {streams.SETTLED_AS}"
-_STREAM_RETRY = f"""
-UPDATE {{stream_message}} s STRAIGHT_JOIN {{message}} m ON m.id = s.id
-SET m.state = 'RETRYABLE', m.attempts = m.attempts + 1, m.due_at = {{now}} + coalesce(s.delay, 0),
-m.first_attempt_at = coalesce(m.first_attempt_at, m.acquired_at), m.last_attempt_at = {{now}},
-m.last_error = coalesce(s.reason, m.last_error), m.lease_until = NULL
-WHERE s.stream = :stream AND s.seq = :seq AND {streams.SETTLED_AS}
-"""
-_STREAM_GIVE_BACK = """
-UPDATE {stream_message} s STRAIGHT_JOIN {message} m ON m.id = s.id
-SET m.state = 'PENDING', m.deliveries = m.deliveries - 1, m.lease_until = NULL
-WHERE s.stream = :stream AND s.seq = :seq
-"""
-_STREAM_SLICE = """
-FROM (SELECT s.id AS claimed FROM {stream_message} s WHERE s.stream = :stream AND s.seq = :seq AND s.id >= :first) c
-STRAIGHT_JOIN {message} m ON m.id = c.claimed
-"""
-_STREAM_NOTE = """
-UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (id CHAR(32) PATH '$[0]',
-outcome VARCHAR(6) CHARACTER SET ascii COLLATE ascii_bin PATH '$[1]', delay BIGINT PATH '$[2]',
-reason LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin PATH '$[3]')) AS r
-STRAIGHT_JOIN {stream_message} s ON s.stream = :stream AND s.seq = :seq AND s.id = UNHEX(r.id)
-SET s.outcome = r.outcome, s.delay = r.delay, s.reason = r.reason
-"""
-
 _PROBE_LANE = """
 (SELECT m.lane FROM {message} m {claim_index} WHERE m.queue = :queue AND {ready} AND m.lane = :low_#
 AND m.due_at <= {now} AND m.due_at >= :floor_due_# AND (m.due_at > :floor_due_# OR m.id >= :floor_id_#)
@@ -125,13 +95,7 @@ class MysqlDialect(Dialect):
         sql.REQUEUE: _REQUEUE,
         sql.KEEP_EACH: _KEEP_EACH,
         staging.REMEMBER: _REMEMBER,
-        streams.STAMP: _STREAM_STAMP,
-        streams.REMOVE: _STREAM_REMOVE,
-        streams.RETRY: _STREAM_RETRY,
-        streams.GIVE_BACK: _STREAM_GIVE_BACK,
-        streams.NOTE: _STREAM_NOTE,
-        streams.SLICE: _STREAM_SLICE,
-        streams.SLICE_UP_TO: _STREAM_SLICE.replace(":first", ":first AND s.id < :stop"),
+        **mysql_streams.OVERRIDES,
         # One at a time: in a recursive query the server finds no place in the index, and DISTINCT may read it all.
         sql.ARCHIVED_QUEUES: "SELECT min(a.queue) FROM {archive} a {archive_index} WHERE a.queue > :after",
     }

@@ -11,11 +11,11 @@ from millpond.message import check_id, check_name
 from millpond.outcome import MAX_CRASHES
 from millpond.transport import Recorded, Settlement, StreamClaim, StreamStatus, Waiting
 from millpond.transports.arguments import queue_names, whole_number
-from millpond.transports.database import streams
+from millpond.transports.database import stream_claims, streams
 from millpond.transports.database.claim import Lanes
 from millpond.transports.database.engine import Mode
 from millpond.transports.database.running import Running
-from millpond.transports.database.streams import Request
+from millpond.transports.database.stream_claims import Request
 
 _MOST_OUTCOMES = 10_000
 """To a transaction."""
@@ -54,7 +54,7 @@ class StreamVerbs(Running):
         wanted = Request(names, limit, slices, until_us, max_crashes)
         while True:
             made = await self._run(
-                lambda again: streams.claim(self.dialect, self._lanes, name, epoch, seq, wanted, now=self._now()),
+                lambda again: stream_claims.claim(self.dialect, self._lanes, name, epoch, seq, wanted, now=self._now()),
                 Mode.WRITE,
             )
             if made.claim is not None or not made.refused:
@@ -103,5 +103,5 @@ class StreamVerbs(Running):
         names = queue_names(queues)
         whole_number(limit, "limit")
         return await self._run(
-            lambda again: streams.waiting(self.dialect, self._lanes, names, limit, self._now()), Mode.READ
+            lambda again: stream_claims.waiting(self.dialect, self._lanes, names, limit, self._now()), Mode.READ
         )
