@@ -1,0 +1,110 @@
+"""What the fault tests of Spark have in common: drivers to kill, and the books after it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.faults.checker import Tally
+from tests.faults.ground import Ground
+from tests.faults.plan import Aim
+from tests.faults.processes import Process, history, until
+from tests.faults.spark_plan import QUEUE, TARGET, Job
+
+PATIENCE = 600.0
+"""Seconds that a JVM may take for what it does in ten, where others want the processors too."""
+_PUBLISH = 5000
+
+
+class Queries:
+    """The query of one scenario, driven by one process after the other."""
+
+    def __init__(self, here: Ground, **options: Any) -> None:
+        self.here = here
+        self.place = here.folder / options.pop("place", "query")
+        self.place.mkdir()
+        self._options = options
+
+    def prepare(self, aim: Aim | None = None) -> Process:
+        """A driver that has the session, or will, and waits for the word."""
+        job = Job(url=self.here.url, folder=str(self.here.folder), place=str(self.place), aim=aim, **self._options)
+        return self.here.processes.start(job, "tests.faults.spark_job")
+
+    def go(self, driver: Process) -> Process:
+        (self.here.folder / f"go-{driver.pid}").touch()
+        return driver
+
+    def start(self, aim: Aim | None = None) -> Process:
+        return self.go(self.prepare(aim))
+
+    async def finish(self, driver: Process | None = None) -> None:
+        """Let a driver do what is left, to its end."""
+        driver = driver or self.start()
+        code = await driver.ended(PATIENCE)
+        assert code == 0, driver.log[-6000:]
+
+    async def advance(self, driver: Process, batches: int) -> None:
+        """Wait until this driver has begun, and then so many batches are acknowledged."""
+
+        def has_begun() -> bool:
+            assert driver.code is None, f"ended with {driver.code}:\n{driver.log[-6000:]}"
+            return any("began" in line and line["pid"] == driver.pid for line in history(self.here.folder).read())
+
+        await until(has_begun, f"the driver {driver.pid}", PATIENCE, every=0.01)
+        enough = await acked(self.here) + batches
+
+        async def has_advanced() -> bool:
+            assert driver.code is None, f"ended with {driver.code}:\n{driver.log[-6000:]}"
+            return await acked(self.here) >= enough
+
+        await until(has_advanced, f"{batches} batches of the driver {driver.pid}", PATIENCE, every=0.05)
+
+    def files(self) -> list[str]:
+        """What is in the files of all batches."""
+        import pyarrow.parquet
+
+        found: list[str] = []
+        for path in sorted(Path(self.place, "files").glob("*/part-*.parquet")):
+            rows = pyarrow.parquet.read_table(path)
+            assert set(rows["deliveries"].to_pylist()) <= {1}, "a repeated batch is no new delivery"
+            found += rows["number"].to_pylist()
+        return found
+
+
+async def publish(here: Ground, count: int, producer: str = "m") -> None:
+    for start in range(0, count, _PUBLISH):
+        await here.publish(QUEUE, [f"{producer}-{n}" for n in range(start, min(start + _PUBLISH, count))])
+
+
+async def acked(here: Ground) -> int:
+    """The number of the last claim that is acknowledged."""
+    return int(await here.one("SELECT coalesce(max(acked_seq), 0) FROM message_stream"))
+
+
+async def held(here: Ground) -> int:
+    return int(await here.one(f"SELECT count(*) FROM message WHERE queue = '{QUEUE}' AND state = 'PROCESSING'"))
+
+
+async def in_target(here: Ground) -> list[str]:
+    rows = await here.rows(f"SELECT payload FROM message WHERE queue = '{TARGET}'")
+    return [bytes(payload).decode() for (payload,) in rows]
+
+
+async def judge(here: Ground, scenario: str, faults: int, sunk: Iterable[str], **more: Any) -> None:
+    """Each message once in the sink, each acknowledged, none left claimed."""
+    counted = Counter(sunk)
+    tally = Tally(len(here.confirmed))
+    tally.lost = here.confirmed - set(counted)
+    tally.unexpected = set(counted) - here.confirmed
+    tally.doubled = sum(count - 1 for count in counted.values())
+    left_claimed = await held(here)
+    await here.report(scenario, tally, faults, left_claimed=left_claimed, **more)
+    assert not tally.lost
+    assert not tally.unexpected
+    assert tally.doubled == 0
+    assert left_claimed == 0
+    left = await here.one(f"SELECT count(*) FROM message WHERE queue = '{QUEUE}'")
+    done = await here.one(f"SELECT count(*) FROM message_archive WHERE queue = '{QUEUE}' AND state = 'COMPLETED'")
+    assert (left, done) == (0, len(here.confirmed))

@@ -1,0 +1,60 @@
+"""The streaming source with a death on the way. In a module of its own, since Spark's processes import it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from millpond.spark.driver import Offset, StreamDriver
+from millpond.spark.source import MillpondSource
+from millpond.spark.stream import Part, StreamReader
+from tests.faults.spark_plan import Job
+
+
+class DyingDriver(StreamDriver):
+    async def ack(self, end: Offset) -> None:
+        pending = not await self.acked(end)
+        if pending:
+            job().reach("ack", "before", end["seq"])
+        await super().ack(end)
+        if pending:
+            job().reach("ack", "after", end["seq"])
+
+
+class DyingReader(StreamReader):
+    def make_driver(self) -> StreamDriver:
+        return DyingDriver(self._shards, self._wanted)
+
+    def latestOffset(self, start: Offset, limit: Any) -> Offset:
+        latest = super().latestOffset(start, limit)
+        if latest != start:
+            job().reach("claim", "after", latest["seq"])
+        return latest
+
+    def partitions(self, start: Offset, end: Offset) -> list[Part]:
+        parts = super().partitions(start, end)
+        job().reach("partitions", "after", end["seq"])
+        return parts
+
+    def read(self, partition: Any) -> Iterator[Any]:
+        for batch in super().read(partition):
+            yield batch
+            job().reach("read", "amid", partition.seq)
+
+    def commit(self, end: Offset) -> None:
+        job().reach("commit", "before", end["seq"])
+        super().commit(end)
+        job().reach("commit", "after", end["seq"])
+
+
+class DyingSource(MillpondSource):
+    @classmethod
+    def name(cls) -> str:
+        return "dying"
+
+    def streamReader(self, schema: Any) -> DyingReader:
+        return DyingReader(self.options, schema)
+
+
+def job() -> Job:
+    return Job.of_this_process()

@@ -1,0 +1,101 @@
+"""Drivers of a streaming query killed with `kill -9`, JVM and Python: at chosen points, and at random."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+import pytest
+
+from tests.faults.conftest import Everywhere
+from tests.faults.ground import Ground
+from tests.faults.plan import Aim
+from tests.faults.processes import history, some_time
+from tests.faults.spark_queries import PATIENCE, Queries, acked, held, in_target, judge, publish
+
+POINTS = [
+    ("claim", "after"),
+    ("partitions", "after"),
+    ("read", "amid"),
+    ("sink", "after"),
+    ("ack", "before"),
+    ("ack", "after"),
+    ("commit", "before"),
+    ("commit", "after"),
+]
+SHORT = [("claim", "after"), ("sink", "after")]
+PER_TRIGGER = 20
+
+
+async def die_at(points: Sequence[tuple[str, str]], here: Ground) -> None:
+    """Each driver acknowledges a few batches and dies in the next; the last one does what is left."""
+    await publish(here, PER_TRIGGER * (3 * len(points) + 3))
+    queries = Queries(here, per_trigger=PER_TRIGGER)
+    for n, (point, when) in enumerate(points):
+        driver = queries.start(Aim(point, when, nth=await acked(here) + 3))
+        code = await driver.ended(PATIENCE)
+        assert code == -signal.SIGKILL, driver.log[-6000:]
+        deaths = [(line["died"], line["when"]) for line in history(here.folder).read() if "died" in line]
+        assert deaths[n:] == [(point, when)], "it died where it should"
+    await queries.finish()
+    await judge(here, "spark drivers killed at points", len(points), queries.files())
+
+
+@pytest.mark.databases("postgres")
+async def test_at_chosen_points(everywhere: Everywhere, long: bool) -> None:
+    await everywhere(lambda here: die_at(POINTS if long else SHORT, here))
+
+
+@pytest.mark.long
+@pytest.mark.databases("mariadb", "sqlite")
+async def test_at_chosen_points_elsewhere(everywhere: Everywhere) -> None:
+    await everywhere(lambda here: die_at(POINTS, here))
+
+
+async def die_at_random(here: Ground, queries: Queries, kills: int) -> int:
+    """Kill one driver after the other, each with another prepared; how many held messages when they died."""
+    in_flight = 0
+    driver, spare = queries.start(), queries.prepare()
+    for _ in range(kills):
+        await queries.advance(driver, here.chance.choice((0, 1, 1, 2)))
+        await some_time(here.chance, 0.0, 1.0)
+        assert driver.code is None, f"all was done before the last kill:\n{driver.log[-3000:]}"
+        driver.kill()
+        in_flight += await held(here) > 0
+        driver, spare = queries.go(spare), queries.prepare()
+    spare.kill()
+    await queries.finish(driver)
+    return in_flight
+
+
+@pytest.mark.long
+@pytest.mark.databases("postgres")
+async def test_at_random(everywhere: Everywhere) -> None:
+    async def scenario(here: Ground) -> None:
+        kills = 50
+        await publish(here, 200_000)
+        queries = Queries(here, per_trigger=2000)
+        in_flight = await die_at_random(here, queries, kills)
+        await judge(here, "spark drivers killed at random", kills, queries.files(), in_flight=in_flight)
+        assert in_flight > kills // 2
+
+    await everywhere(scenario)
+
+
+@pytest.mark.long
+@pytest.mark.databases("postgres")
+async def test_from_queue_to_queue(everywhere: Everywhere) -> None:
+    """Our source and our sink in one query: each message once in the other queue."""
+
+    async def scenario(here: Ground) -> None:
+        kills = 10
+        await publish(here, 100_000)
+        queries = Queries(here, per_trigger=1000, sink="queue")
+        in_flight = await die_at_random(here, queries, kills)
+        left = await here.one("SELECT count(*) FROM message_staging")
+        target = await in_target(here)
+        await judge(here, "spark killed from queue to queue", kills, target, in_flight=in_flight, staged=left)
+        assert in_flight > kills // 2
+        assert left == 0, "what dead drivers had loaded is collected"
+
+    await everywhere(scenario)
