@@ -206,7 +206,7 @@ def test_a_crash_at_each_point(shards: list[str], after: int) -> None:
         if (after and "open_stream" in point) or (not after and ("ack_stream" in point or point == "after commit")):
             continue
         pond, checkpoint = Pond(shards), Checkpoint()
-        pond.publish(70)
+        pond.publish(45 if after else 25)
         engine = start(pond, checkpoint, chance)
         engine.run(batches=after)
         die(engine, point)

@@ -113,5 +113,6 @@ def _outcomes(batch: pyarrow.RecordBatch) -> dict[int | None, list[Recorded]]:
     for id_, outcome, delay, reason, shard in zip(
         columns["id"], columns["outcome"], *(columns.get(name, nothing) for name in _OPTIONAL), strict=True
     ):
-        by_shard.setdefault(shard, []).append(Recorded(check_id(id_), outcome, delay, reason))
+        seconds = None if delay is None else float(delay)  # Spark's own numbers with a point are decimals
+        by_shard.setdefault(shard, []).append(Recorded(check_id(id_), outcome, seconds, reason))
     return by_shard
