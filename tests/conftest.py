@@ -20,8 +20,9 @@ FAULTS, FAULTS_SEED = "faults", "MILLPOND_FAULTS_SEED"
 """What each fault test found, as a property of its report; and where their chance begins."""
 # Here, so that all processes of a parallel run have the same.
 os.environ[FAULTS_SEED] = os.environ.get(FAULTS_SEED) or str(random.SystemRandom().randrange(1 << 32))
-SPARK, SLOWEST = "spark", ("spark", "faults")
-"""The folder whose tests share one Spark session; and those that take longest."""
+SPARK = "spark"
+"""The folder whose tests share one Spark session."""
+SLOWEST_FIRST = {SPARK: 0, "faults": 1}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # What takes longest begins first, so that a parallel run does not wait for it at the end.
-    items.sort(key=lambda item: _folder(item.nodeid) not in SLOWEST)
+    items.sort(key=lambda item: SLOWEST_FIRST.get(_folder(item.nodeid), len(SLOWEST_FIRST)))
     if config.getoption("--long"):
         return
     long = [item for item in items if item.get_closest_marker("long")]
