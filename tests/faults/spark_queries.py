@@ -61,6 +61,16 @@ class Queries:
 
         await until(has_advanced, f"{batches} batches of the driver {driver.pid}", PATIENCE, every=0.05)
 
+    async def goes_on(self, driver: Process) -> bool:
+        """Whether this driver acknowledges another batch; else it ended."""
+        enough = await acked(self.here) + 1
+
+        async def is_decided() -> bool:
+            return driver.code is not None or await acked(self.here) >= enough
+
+        await until(is_decided, f"the driver {driver.pid} to go on or end", PATIENCE, every=0.05)
+        return driver.code is None
+
     def files(self) -> list[str]:
         """What is in the files of all batches."""
         import pyarrow.parquet

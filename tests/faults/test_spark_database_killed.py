@@ -1,0 +1,39 @@
+"""The database server killed with `kill -9` in the middle of a batch: the query fails or waits, and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.faults.conftest import Everywhere
+from tests.faults.ground import SERVERS, Ground
+from tests.faults.processes import some_time
+from tests.faults.spark_queries import Queries, held, judge, publish
+
+pytestmark = pytest.mark.long
+
+
+@pytest.mark.databases(*SERVERS, own=True)
+async def test_in_mid_batch(everywhere: Everywhere) -> None:
+    async def scenario(here: Ground) -> None:
+        crashes, in_flight, restarts = 5, 0, 0
+        await publish(here, 30_000)
+        queries = Queries(here, per_trigger=500)
+        driver = queries.start()
+        for _ in range(crashes):
+            await queries.advance(driver, 2)
+            await some_time(here.chance, 0.0, 0.5)
+            await asyncio.to_thread(here.server.kill)
+            await asyncio.to_thread(here.server.start)
+            in_flight += await held(here) > 0
+            # A task that was reading fails, and with it a local query: whoever runs it starts it again.
+            if not await queries.goes_on(driver):
+                restarts += 1
+                driver = queries.start()
+        await queries.finish(driver)
+        more = {"in_flight": in_flight, "restarts": restarts}
+        await judge(here, "database killed under spark", crashes, queries.files(), **more)
+        assert in_flight > 0
+
+    await everywhere(scenario)

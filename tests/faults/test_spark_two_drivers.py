@@ -1,0 +1,34 @@
+"""Two drivers with one stream's name, in processes of their own: the first is told so and ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.conftest import Everywhere
+from tests.faults.ground import Ground
+from tests.faults.spark_plan import STREAM
+from tests.faults.spark_queries import PATIENCE, Queries, judge, publish
+
+pytestmark = pytest.mark.long
+
+
+@pytest.mark.databases("postgres")
+async def test_the_first_is_fenced(everywhere: Everywhere) -> None:
+    async def scenario(here: Ground) -> None:
+        first = Queries(here, place="first", per_trigger=1000, forever=True)
+        second = Queries(here, place="second", per_trigger=1000, forever=True)
+        await publish(here, 5000, "a")
+        one, two = first.start(), second.prepare()
+        await here.drained(PATIENCE)
+        # Idle, the first looks for more ten times a second. In mid batch it would leave that one to the second, which
+        # has another checkpoint: exactly once is promised for one.
+        second.go(two)
+        assert await one.ended(PATIENCE) == 1, one.log[-3000:]
+        assert "StreamFenced" in one.log
+        assert f"stream '{STREAM}'" in one.log
+        await publish(here, 5000, "b")
+        await here.drained(PATIENCE)
+        two.kill()
+        await judge(here, "two spark drivers of one name", 1, first.files() + second.files())
+
+    await everywhere(scenario)
