@@ -11,7 +11,7 @@ from tests.faults.conftest import Everywhere
 from tests.faults.ground import Ground
 from tests.faults.plan import Aim
 from tests.faults.processes import history, some_time
-from tests.faults.spark_queries import PATIENCE, Queries, acked, held, in_target, judge, publish
+from tests.faults.spark_queries import PATIENCE, Queries, held, in_target, judge, publish
 
 POINTS = [
     ("claim", "after"),
@@ -25,19 +25,22 @@ POINTS = [
 ]
 SHORT = [("claim", "after"), ("sink", "after")]
 PER_TRIGGER = 20
+KILLS = 50
 
 
 async def die_at(points: Sequence[tuple[str, str]], here: Ground) -> None:
-    """Each driver acknowledges a few batches and dies in the next; the last one does what is left."""
+    """Each driver acknowledges a batch or two and dies in the next; the last one does what is left."""
     await publish(here, PER_TRIGGER * (3 * len(points) + 3))
     queries = Queries(here, per_trigger=PER_TRIGGER)
-    for n, (point, when) in enumerate(points):
-        driver = queries.start(Aim(point, when, nth=await acked(here) + 3))
+    aims = [Aim(point, when, nth=3 * n) for n, (point, when) in enumerate(points, 1)]
+    spare = queries.prepare(aims[0])
+    for n, aim in enumerate(aims):
+        driver, spare = queries.go(spare), queries.prepare(*aims[n + 1 : n + 2])
         code = await driver.ended(PATIENCE)
         assert code == -signal.SIGKILL, driver.log[-6000:]
-        deaths = [(line["died"], line["when"]) for line in history(here.folder).read() if "died" in line]
-        assert deaths[n:] == [(point, when)], "it died where it should"
-    await queries.finish()
+        deaths = [(line["died"], line["when"], line["seq"]) for line in history(here.folder).read() if "died" in line]
+        assert deaths[n:] == [(aim.point, aim.when, aim.nth)], "it died where it should"
+    await queries.finish(queries.go(spare))
     await judge(here, "spark drivers killed at points", len(points), queries.files())
 
 
@@ -72,12 +75,11 @@ async def die_at_random(here: Ground, queries: Queries, kills: int) -> int:
 @pytest.mark.databases("postgres")
 async def test_at_random(everywhere: Everywhere) -> None:
     async def scenario(here: Ground) -> None:
-        kills = 50
         await publish(here, 200_000)
         queries = Queries(here, per_trigger=2000)
-        in_flight = await die_at_random(here, queries, kills)
-        await judge(here, "spark drivers killed at random", kills, queries.files(), in_flight=in_flight)
-        assert in_flight > kills // 2
+        in_flight = await die_at_random(here, queries, KILLS)
+        await judge(here, "spark drivers killed at random", KILLS, queries.files(), in_flight=in_flight)
+        assert in_flight > KILLS // 2
 
     await everywhere(scenario)
 
