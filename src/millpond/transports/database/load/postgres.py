@@ -71,6 +71,7 @@ class PostgresPart:
         self._connection = _Connection(url, schema, table_prefix)
         try:
             d = self._connection.dialect
+            self._connection.rows(_KEEP_ALIVE, {})
             self._before = self._connection.drive(staging.take_turn(d, batch, number, None))
             self._at: int = self._connection.rows(sql.NOW, {"now": None})[0][0]
         except BaseException:
@@ -108,6 +109,11 @@ class PostgresPart:
         self._connection.close()
 
 
+# The server asks a silent host whether it is still there: until then a part that a dead one began is kept from others.
+_KEEP_ALIVE = """
+SELECT set_config('tcp_keepalives_idle', '5', true), set_config('tcp_keepalives_interval', '2', true),
+set_config('tcp_keepalives_count', '3', true)
+"""
 _ANNOUNCE = "SELECT pg_notify(:channel::text, :queue::text)"
 
 
