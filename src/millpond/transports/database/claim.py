@@ -88,6 +88,14 @@ class Lanes:
         """Something may have appeared below the floors."""
         self._fell = True
 
+    def trusted(self) -> Lanes:
+        """These, or the same without floors while something may be below them: for a look that is no claim."""
+        if not self._fell:
+            return self
+        bare = Lanes()
+        bare.known = list(self.known)
+        return bare
+
     def floor(self, lane: int) -> Floor | None:
         return self._floors.get(lane)
 

@@ -186,7 +186,7 @@ def waiting(d: Dialect, lanes: dict[str, Lanes], queues: Sequence[str], limit: i
     at = int((yield Query(d.sql(statements.NOW), {"now": now}))[0][0])
     total = 0
     for queue in queues:
-        known = lanes.setdefault(queue, Lanes())
+        known = lanes.setdefault(queue, Lanes()).trusted()
         for lane in (yield from due_lanes(d, known, queue, now)):
             due, id_ = known.floor(lane) or d.no_floor
             floor = {"floor_due": due, "floor_id": id_}

@@ -26,6 +26,10 @@ class StreamVerbs(Running):
 
     _lanes: dict[str, Lanes]
 
+    def _drop_floors(self) -> None:
+        """Messages may be due below where the last claims ended."""
+        raise NotImplementedError
+
     async def open_stream(self, name: str, *, epoch: int | None = None, above: int = 0) -> tuple[int, int]:
         self._check_open()
         label = check_name(name, "stream")
@@ -92,7 +96,9 @@ class StreamVerbs(Running):
 
     async def release_stream(self, name: str) -> int:
         self._check_open()
-        return await self._run(lambda again: streams.release(self.dialect, name), Mode.WRITE)
+        count = await self._run(lambda again: streams.release(self.dialect, name), Mode.WRITE)
+        self._drop_floors()
+        return count
 
     async def streams(self) -> list[StreamStatus]:
         self._check_open()
