@@ -19,8 +19,8 @@ from bench.store_side import open_store
 from millpond import Millpond
 
 AT_ONCE = 200
-_START, _IDLE = 1.0, 0.25
-"""Seconds until the first message at most, and without one after which everything is handled."""
+_START, _IDLE = 2.0, 0.25
+"""Seconds until the first message at most, and without another after which everything is handled."""
 
 
 class Watch:
@@ -64,9 +64,9 @@ async def worker(url: str, watch: Watch, handler: Callable[[dict], Awaitable[Non
 
     async def work() -> None:
         running = asyncio.create_task(pond.run(signals=False))
-        await asyncio.wait([running], timeout=_START)
-        count = -1
-        while not running.done() and watch.count > count:
+        give_up_at = now() + _START
+        count = 0
+        while not running.done() and (watch.count > count or (count == 0 and now() < give_up_at)):
             count = watch.count
             await asyncio.wait([running], timeout=_IDLE)
         pond.stop()
