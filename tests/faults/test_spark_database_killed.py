@@ -17,12 +17,12 @@ pytestmark = pytest.mark.long
 @pytest.mark.databases(*SERVERS, own=True)
 async def test_in_mid_batch(everywhere: Everywhere) -> None:
     async def scenario(here: Ground) -> None:
-        crashes, in_flight, restarts = 5, 0, 0
-        await publish(here, 30_000)
+        crashes, in_flight, restarts = 4, 0, 0
+        await publish(here, 20_000)
         queries = Queries(here, per_trigger=500)
         driver = queries.start()
         for _ in range(crashes):
-            await queries.advance(driver, 2)
+            driver = await queries.advance(driver, 2)
             await some_time(here.chance, 0.0, 0.5)
             await asyncio.to_thread(here.server.kill)
             await asyncio.to_thread(here.server.start)

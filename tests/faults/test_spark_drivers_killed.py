@@ -11,7 +11,7 @@ from tests.faults.conftest import Everywhere
 from tests.faults.ground import Ground
 from tests.faults.plan import Aim
 from tests.faults.processes import history, some_time
-from tests.faults.spark_queries import PATIENCE, Queries, held, in_target, judge, publish
+from tests.faults.spark_queries import Queries, held, in_target, judge, publish
 
 POINTS = [
     ("claim", "after"),
@@ -36,8 +36,8 @@ async def die_at(points: Sequence[tuple[str, str]], here: Ground) -> None:
     spare = queries.prepare(aims[0])
     for n, aim in enumerate(aims):
         driver, spare = queries.go(spare), queries.prepare(*aims[n + 1 : n + 2])
-        code = await driver.ended(PATIENCE)
-        assert code == -signal.SIGKILL, driver.log[-6000:]
+        driver = await queries.ended(driver)
+        assert driver.code == -signal.SIGKILL, driver.log[-6000:]
         deaths = [(line["died"], line["when"], line["seq"]) for line in history(here.folder).read() if "died" in line]
         assert deaths[n:] == [(aim.point, aim.when, aim.nth)], "it died where it should"
     await queries.finish(queries.go(spare))
@@ -60,7 +60,7 @@ async def die_at_random(here: Ground, queries: Queries, kills: int) -> int:
     in_flight = 0
     driver, spare = queries.start(), queries.prepare()
     for _ in range(kills):
-        await queries.advance(driver, here.chance.choice((0, 1, 1, 2)))
+        driver = await queries.advance(driver, here.chance.choice((0, 1, 1, 2)))
         await some_time(here.chance, 0.0, 1.0)
         assert driver.code is None, f"all was done before the last kill:\n{driver.log[-3000:]}"
         driver.kill()

@@ -30,7 +30,7 @@ async def test_in_mid_batch(everywhere: Everywhere) -> None:
             queries = Queries(here, per_trigger=1000, master=cluster.url, settings=cluster.settings)
             driver = queries.start()
             for _ in range(kills):
-                await queries.advance(driver, 2)
+                driver = await queries.advance(driver, 2)
                 await some_time(here.chance, 0.0, 1.0)
                 pids = await until(lambda: executors(cluster), "an executor", PATIENCE)
                 os.kill(here.chance.choice(pids), signal.SIGKILL)
