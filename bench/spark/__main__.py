@@ -14,11 +14,12 @@ from bench.report import print_table, write_json, write_markdown
 from bench.spark.batch import batch
 from bench.spark.ground import Ground, ground
 from bench.spark.sink import sink
+from bench.spark.stream import stream
 
 Measure = Callable[[Ground, int, int], Awaitable[list[Measurement]]]
 """Of so many rows, in so many rounds."""
 
-MEASURES: dict[str, Measure] = {"batch": batch, "sink": sink}
+MEASURES: dict[str, Measure] = {"batch": batch, "sink": sink, "stream": stream}
 
 
 def main() -> int:
