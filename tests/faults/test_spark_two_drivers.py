@@ -15,10 +15,11 @@ pytestmark = pytest.mark.long
 @pytest.mark.databases("postgres")
 async def test_the_first_is_fenced(everywhere: Everywhere) -> None:
     async def scenario(here: Ground) -> None:
-        first = Queries(here, place="first", per_trigger=1000, forever=True)
-        second = Queries(here, place="second", per_trigger=1000, forever=True)
+        first = Queries(here, place="first", per_trigger=2500, forever=True)
+        second = Queries(here, place="second", per_trigger=2500, forever=True)
         await publish(here, 5000, "a")
-        one, two = first.start(), second.prepare()
+        two = second.prepare()
+        one = await first.advance(first.start(), 1)
         await here.drained(PATIENCE)
         # Idle, the first looks for more ten times a second. In mid batch it would leave that one to the second, which
         # has another checkpoint: exactly once is promised for one.
