@@ -45,8 +45,8 @@ waiting.where("queue = 'orders'").select(order).groupBy("order.sku").agg(f.sum("
 
 # %% [markdown]
 # ## Stream, and settle each message
-# The stream claims messages, fifteen at a time. The job decides about each: orders of nothing are rejected, the rest are
-# acknowledged. Decisions take effect when Spark has committed the batch, so that a crash repeats it unchanged.
+# The stream claims messages, fifteen at a time. The job decides about each: orders of nothing are rejected, the rest
+# are acknowledged. Decisions take effect when Spark has committed the batch, so that a crash repeats it unchanged.
 
 # %%
 stream = (
