@@ -43,7 +43,7 @@ POSTGRES = Words(
     id="lpad(to_hex(n), 32, '0')::uuid",
     series="generate_series({first}, {last}) AS s(n)",
     payload="'{}'::bytea",
-    other_queue="'other-' || n % 10",
+    other_queue="'other-' || (n % 10)",
 )
 MARIADB = Words(
     id="CAST(LPAD(n, 16, '0') AS BINARY)",
@@ -55,7 +55,7 @@ SQLITE = Words(
     id="CAST(printf('%016d', n) AS BLOB)",
     series="s",
     payload="CAST('{}' AS BLOB)",
-    other_queue="'other-' || n % 10",
+    other_queue="'other-' || (n % 10)",
     begin="WITH RECURSIVE s(n) AS (SELECT {first} UNION ALL SELECT n + 1 FROM s WHERE n < {last}) ",
 )
 
