@@ -12,7 +12,7 @@ from tests.faults.effects import OUTSIDE
 from tests.faults.ground import ALL, Ground
 from tests.faults.processes import Process, history, stop, until
 
-LEASE = 2.0
+LEASE = 4.0
 
 
 @pytest.mark.databases(*ALL)
