@@ -2,9 +2,9 @@
 VENV := .venv
 BIN := $(VENV)/bin
 # What is installed beside the core. Add an extra here when tests begin to use it.
-EXTRAS := postgres,mysql,spark,dev
+EXTRAS := postgres,mysql,rabbitmq,spark,dev
 # package=program: installed when the program cannot be found.
-SERVERS := postgresql=postgres mariadb-server=mariadbd pgbouncer=pgbouncer openssl=openssl openjdk-17-jre-headless=java
+SERVERS := postgresql=postgres mariadb-server=mariadbd pgbouncer=pgbouncer openssl=openssl openjdk-17-jre-headless=java rabbitmq-server=rabbitmq-server
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench bench-spark faults clean servers

@@ -8,7 +8,8 @@ from servers.mariadb import MariaDB
 from servers.pgbouncer import PgBouncer
 from servers.postgres import Postgres
 from servers.proxy import Proxy
+from servers.rabbitmq import RabbitMQ
 from servers.server import Server, ServerError
 from servers.spark import SparkCluster, SparkConnect
 
-__all__ = ["MariaDB", "PgBouncer", "Postgres", "Proxy", "Server", "ServerError", "SparkCluster", "SparkConnect"]
+__all__ = ["MariaDB", "PgBouncer", "Postgres", "Proxy", "RabbitMQ", "Server", "ServerError", "SparkCluster", "SparkConnect"]
