@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from servers import MariaDB, Postgres
+from servers import MariaDB, Postgres, RabbitMQ
 from tests.shared import SharedDatabase
 
 FAULTS, FAULTS_SEED = "faults", "MILLPOND_FAULTS_SEED"
@@ -103,6 +103,12 @@ def shared_mariadb(mariadb_server: MariaDB) -> Iterator[SharedDatabase]:
         yield database
 
 
+@pytest.fixture(scope="session")
+def rabbitmq_server() -> Iterator[RabbitMQ]:
+    with RabbitMQ() as server:
+        yield server
+
+
 @pytest.fixture
 def postgres_url(postgres_server: Postgres) -> Iterator[str]:
     name = fresh_name()
@@ -115,6 +121,14 @@ def mariadb_url(mariadb_server: MariaDB) -> Iterator[str]:
     name = fresh_name()
     yield mariadb_server.create_database(name)
     mariadb_server.drop_database(name)
+
+
+@pytest.fixture
+def rabbitmq_url(rabbitmq_server: RabbitMQ) -> Iterator[str]:
+    """A virtual host of its own."""
+    name = fresh_name()
+    yield rabbitmq_server.create_vhost(name)
+    rabbitmq_server.drop_vhost(name)
 
 
 @pytest.fixture

@@ -159,6 +159,14 @@ class UnknownDatabase(StoreError):
     """The server has no database of this name."""
 
 
+class Unroutable(StoreError):
+    """The broker has no queue that takes the message; it was not published."""
+
+
+class QueueMismatch(StoreError):
+    """The broker has a queue of this name with other settings."""
+
+
 class StagingLost(StoreError):
     """Rows that a bulk write had loaded are gone before its commit; nothing was published, write the batch again."""
 

@@ -238,8 +238,10 @@ class Millpond(Subscribers):
 
     def _beside(self, transport: Transport) -> Callable[[], Awaitable[Transport]] | None:
         """How to open a second transport to the same messages, for the heartbeat's own thread. None where there
-        cannot be one: in memory, and on the caller's own pool, which belongs to this loop."""
-        if Capability.SHARED not in transport.capabilities or self._options.get("pool") is not None:
+        cannot be one: in memory, on the caller's own pool, which belongs to this loop, and where a receipt belongs
+        to the connection that claimed."""
+        needed = Capability.SHARED | Capability.FREE_RECEIPTS
+        if needed not in transport.capabilities or self._options.get("pool") is not None:
             return None
         options = {**self._options, "pool_size": 1, "migrate": False}
         return lambda: transports.connect(self._url.raw, **options)

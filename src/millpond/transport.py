@@ -31,6 +31,8 @@ class Capability(Flag):
     """publish and settle within the caller's own database transaction"""
     CLAIM_BY_ID = auto()
     PRIORITY = auto()
+    ORDER = auto()
+    """claims come by due time and id, also of what was published late or given back"""
     DEDUPE = auto()
     """publishing a caller-given id twice is recognised"""
     EXTEND = auto()
@@ -41,11 +43,15 @@ class Capability(Flag):
     """reschedule and cancel"""
     ARCHIVE = auto()
     """settled messages are kept, read, purged and replayed"""
+    DEAD_LETTERS = auto()
+    """FAILED messages are kept, listed and published again"""
     PAUSE = auto()
     PRESENCE = auto()
     """a dead worker's claims come back before their lease ends"""
     STREAMS = auto()
     """Spark queries consume its queues exactly once"""
+    FREE_RECEIPTS = auto()
+    """any handle may settle and extend what another has claimed"""
     SHARED = auto()
     """several processes can use it at once"""
     DURABLE = auto()

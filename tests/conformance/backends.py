@@ -18,6 +18,7 @@ import millpond
 from millpond import Capability, Store
 from millpond.transports.database import sqlite as sqlite_module
 from millpond.transports.database.sqlite import open_connection
+from tests.conformance.rabbitmq import RabbitByHand
 
 TABLES_WITH_ROWS = """
 SELECT table_name FROM information_schema.tables
@@ -118,9 +119,17 @@ def mariadb(request: pytest.FixtureRequest) -> Iterator[Backend]:
     server.drop_database(name)
 
 
+def rabbitmq(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    server = request.getfixturevalue("rabbitmq_server")
+    name = f"conformance_{uuid4().hex[:8]}"
+    yield RabbitByHand(server.create_vhost(name))
+    server.drop_vhost(name)
+
+
 BACKENDS: dict[str, Callable[[pytest.FixtureRequest], Iterator[Backend]]] = {
     "memory": memory,
     "sqlite": sqlite,
     "postgresql": postgresql,
     "mariadb": mariadb,
+    "rabbitmq": rabbitmq,
 }

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
-from millpond import ManualClock, Store
+from millpond import Capability, ManualClock, Store
 from tests.conformance.backends import BACKENDS, Backend
 
 Connect = Callable[..., Awaitable[Store]]
@@ -27,9 +27,13 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def connect(backend: Backend, clock: ManualClock) -> AsyncIterator[Connect]:
+async def connect(backend: Backend, clock: ManualClock, request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
     """Handles that share their messages; all are closed after the test."""
     backend.empty()
+    for mark in request.node.iter_markers("requires"):
+        (capability,) = mark.args
+        if capability not in await capabilities(backend, clock):
+            pytest.skip(f"lacks {capability}")
     opened = []
 
     async def connect(**options: object) -> Store:
@@ -42,10 +46,17 @@ async def connect(backend: Backend, clock: ManualClock) -> AsyncIterator[Connect
 
 
 @pytest.fixture
-async def transport(connect: Connect, request: pytest.FixtureRequest) -> Store:
-    transport = await connect()
-    for mark in request.node.iter_markers("requires"):
-        (capability,) = mark.args
-        if capability not in transport.capabilities:
-            pytest.skip(f"lacks {capability}")
-    return transport
+async def transport(connect: Connect) -> Store:
+    return await connect()
+
+
+async def capabilities(backend: Backend, clock: ManualClock) -> Capability:
+    """Asked once of each."""
+    if backend not in _known:
+        transport = await backend.connect(clock=clock)
+        _known[backend] = transport.capabilities
+        await transport.close()
+    return _known[backend]
+
+
+_known: dict[Backend, Capability] = {}

@@ -105,7 +105,7 @@ async def test_another_handle_sees_it_at_once(transport: Store, connect: object)
     await publish(transport)
     claim = await claim_one(other)
     assert await transport.claim(["q"]) == []
-    assert await transport.settle([Ack(claim.receipt)]) == []
+    assert await other.settle([Ack(claim.receipt)]) == []
 
 
 async def test_payload_and_headers_do_not_change_with_the_callers_objects(transport: Store) -> None:

@@ -31,6 +31,7 @@ async def test_a_lapsed_lease_comes_back_by_the_next_claim(transport: Store, clo
     assert (again.deliveries, again.attempts, again.unfinished) == (2, 0, 1)
 
 
+@requires(Capability.ORDER)
 async def test_reap_tells_how_many(transport: Store, clock: ManualClock) -> None:
     await transport.publish([message(b"1"), message(b"2"), message(b"3"), message(b"4")])
     await transport.claim(["q"], 2, lease=10)
@@ -49,6 +50,7 @@ async def test_thousands_of_lapsed_leases_come_back(transport: Store, clock: Man
     assert await transport.reap() == 2_500
 
 
+@requires(Capability.ORDER)
 async def test_a_reaped_message_keeps_its_place(transport: Store, clock: ManualClock) -> None:
     await publish(transport, b"old")
     clock.advance(1)

@@ -6,9 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from millpond import Ack, ManualClock, Nack, Retry, Store
+from millpond import Ack, Capability, ManualClock, Nack, Retry, Store
 from millpond.clock import as_datetime
 from millpond.errors import InvalidTime
+from tests.conformance.backends import requires
 from tests.conformance.messages import bodies, claim_one, message, publish
 
 
@@ -33,6 +34,7 @@ async def test_a_message_due_at_a_moment(transport: Store, clock: ManualClock) -
     assert (await claim_one(transport)).due_at == due
 
 
+@requires(Capability.ORDER)
 async def test_a_moment_in_the_past_is_due_at_once_and_first(transport: Store, clock: ManualClock) -> None:
     await publish(transport, b"now")
     await publish(transport, b"past", due_at=datetime(2001, 9, 9, tzinfo=UTC))

@@ -98,6 +98,7 @@ async def test_give_back_spends_no_delivery(transport: Store) -> None:
         assert await transport.settle([GiveBack(claim.receipt)]) == []
 
 
+@requires(Capability.ORDER)
 async def test_give_back_keeps_the_place_in_the_queue(transport: Store, clock: ManualClock) -> None:
     await publish(transport, b"first")
     clock.advance(1)
@@ -255,6 +256,7 @@ async def test_of_two_outcomes_with_one_receipt_the_first_counts(transport: Stor
     assert (await claim_one(transport)).attempts == 1
 
 
+@requires(Capability.FREE_RECEIPTS)
 async def test_another_handle_may_settle(transport: Store, connect: Connect) -> None:
     other = await connect()
     await publish(transport)

@@ -19,6 +19,8 @@ _SCHEMES = {
     "postgres": ("millpond.transports.database.postgres", "postgres"),
     "mysql": ("millpond.transports.database.mysql", "mysql"),
     "mariadb": ("millpond.transports.database.mysql", "mysql"),
+    "amqp": ("millpond.transports.rabbitmq", "rabbitmq"),
+    "amqps": ("millpond.transports.rabbitmq", "rabbitmq"),
 }
 """Scheme -> (module with `connect`, and `dialect` if it is a database; extra that installs its driver)."""
 

@@ -37,14 +37,17 @@ CAPABILITIES = (
     Capability.TRANSACTIONS
     | Capability.CLAIM_BY_ID
     | Capability.PRIORITY
+    | Capability.ORDER
     | Capability.DEDUPE
     | Capability.EXTEND
     | Capability.BROWSE
     | Capability.RESCHEDULE
     | Capability.ARCHIVE
+    | Capability.DEAD_LETTERS
     | Capability.PAUSE
     | Capability.PRESENCE
     | Capability.STREAMS
+    | Capability.FREE_RECEIPTS
     | Capability.SHARED
     | Capability.DURABLE
 )

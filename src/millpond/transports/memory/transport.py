@@ -36,11 +36,14 @@ from millpond.transports.url import Url
 CAPABILITIES = (
     Capability.CLAIM_BY_ID
     | Capability.PRIORITY
+    | Capability.ORDER
     | Capability.DEDUPE
     | Capability.EXTEND
     | Capability.BROWSE
     | Capability.RESCHEDULE
     | Capability.ARCHIVE
+    | Capability.DEAD_LETTERS
+    | Capability.FREE_RECEIPTS
     | Capability.PAUSE
 )
 

@@ -1,0 +1,54 @@
+"""Where a message goes from a delivery: the copy that is published before the delivery is acked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millpond.message import SETTLED, State, id_from, new_id
+from millpond.outcome import Change
+from millpond.transports.rabbitmq.envelope import Envelope, Past
+from millpond.transports.rabbitmq.held import Hold
+from millpond.transports.rabbitmq.publisher import Parcel
+from millpond.transports.rabbitmq.source import Arrival
+
+
+def onward(hold: Hold, c: Change, now: int) -> Parcel | None:
+    """The copy that an outcome makes; None: there is none, the delivery itself is acked or requeued."""
+    arrival, past = hold.arrival, hold.arrival.envelope.past
+    if c.state is State.COMPLETED or (c.state is State.FAILED and not c.keep) or is_requeued(c):
+        return None
+    changes: dict[str, Any] = {
+        "deliveries": arrival.deliveries + c.deliveries,
+        "attempts": past.attempts + c.attempts,
+        "error": past.error if c.error is None else c.error,
+    }
+    if c.attempts:
+        changes["first_attempt_us"] = hold.claimed_us if past.first_attempt_us is None else past.first_attempt_us
+        changes["last_attempt_us"] = now
+    if c.state in SETTLED:
+        envelope = arrival.envelope.with_past(**changes, failed_us=now, reason=c.reason)
+        return Parcel(envelope, dead=True)
+    if c.delay_us is not None:
+        changes["due_us"] = now + c.delay_us
+    return Parcel(arrival.envelope.with_past(**changes), c.delay_us or 0)
+
+
+def is_requeued(c: Change) -> bool:
+    """Interrupted: the broker puts it back at the head of its queue and counts the delivery."""
+    return c.state is State.PENDING and c.deliveries == 0
+
+
+def unworked(arrival: Arrival) -> Parcel:
+    """As if it had never been delivered."""
+    return Parcel(arrival.envelope.with_past(deliveries=arrival.deliveries - 1))
+
+
+def waiting(arrival: Arrival) -> Parcel:
+    """On to the next wait queue: what is left of a delay longer than the longest of them."""
+    return Parcel(arrival.envelope.with_past(deliveries=arrival.deliveries - 1), arrival.envelope.past.wait_us)
+
+
+def undecodable(queue: str, message_id: str | None, body: bytes, now: int) -> Parcel:
+    """A message whose header nobody can read: dead-lettered alone, with its body."""
+    past = Past(queue=queue, created_us=now, due_us=now, deliveries=1, failed_us=now, reason="undecodable")
+    return Parcel(Envelope(id_from(message_id) if message_id else new_id(), body, {}, past), dead=True)
