@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from uuid import UUID
 
 import msgspec
@@ -34,14 +34,24 @@ class Retried(msgspec.Struct, frozen=True, kw_only=True):
     """Those that were left alone, and why."""
 
 
+class HasDeadLetters(Protocol):
+    """A transport that keeps FAILED messages, and cannot browse the others."""
+
+    def dead_letters(self) -> Store: ...
+
+
 class Control:
     """The operator's verbs over one store."""
 
     def __init__(self, transport: Transport) -> None:
         needed = Capability.BROWSE | Capability.ARCHIVE
-        if needed not in transport.capabilities or not isinstance(transport, Store):
+        if needed in transport.capabilities and isinstance(transport, Store):
+            self.store = transport
+        elif Capability.DEAD_LETTERS in transport.capabilities:
+            # FAILED messages are all that it shows; whatever else is asked says what it lacks.
+            self.store = cast(HasDeadLetters, transport).dead_letters()
+        else:
             raise not_supported("looking after a queue", needed & ~transport.capabilities)
-        self.store = transport
 
     # --- look ---------------------------------------------------------------------------------------
 

@@ -75,7 +75,7 @@ def command(name: str, face: Callable[[Transport], Any]) -> Callable[[Work], Wor
         @functools.wraps(function)
         def connected(*, url: str | None, schema: str | None, table_prefix: str, **given: Any) -> None:
             async def work() -> None:
-                transport = await _connect(needs(url), schema, table_prefix)
+                transport = await connect_to(needs(url), schema, table_prefix)
                 try:
                     await function(face(transport), **given)
                 finally:
@@ -98,7 +98,7 @@ def command(name: str, face: Callable[[Transport], Any]) -> Callable[[Work], Wor
     return register
 
 
-async def _connect(url: str, schema: str | None, table_prefix: str) -> Transport:
+async def connect_to(url: str, schema: str | None, table_prefix: str) -> Transport:
     options = store_options(schema, table_prefix)
     if transports.is_database(url):
         options["migrate"] = False  # a mistyped file name must not become a new, empty database

@@ -28,10 +28,11 @@ class Connection:
     def __init__(self, amqp: Any) -> None:
         self.amqp = amqp
         self.channels: set[Channel] = set()
+        self.opening = 0
 
     @property
     def closed(self) -> bool:
-        return self.amqp.transport is None or bool(self.amqp.transport.connection.is_closed)
+        return bool(self.amqp.is_closed)
 
 
 class Connections:
@@ -72,7 +73,11 @@ class Connections:
         while True:
             try:
                 connection = await self._with_room()
-                channel = await Channel.open(connection.amqp, timeout, partial(self._gone, connection))
+                connection.opening += 1
+                try:
+                    channel = await Channel.open(connection.amqp, timeout, partial(self._gone, connection))
+                finally:
+                    connection.opening -= 1
             except StoreUnavailable:
                 if self._closed:
                     raise self._is_closed() from None
@@ -92,7 +97,7 @@ class Connections:
                 raise self._is_closed()
             self._connections = [c for c in self._connections if not c.closed]
             for connection in self._connections:
-                if len(connection.channels) < self._options.max_connection_channels:
+                if len(connection.channels) + connection.opening < self._options.max_connection_channels:
                     return connection
             amqp = await driver.open_connection(self._url.raw, self._name, _CONNECT_WITHIN)
             self._connections.append(Connection(amqp))

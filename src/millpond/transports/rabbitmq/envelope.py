@@ -81,8 +81,9 @@ def enveloped(draft: Draft, now: int) -> Envelope:
 def opened(message_id: str | None, table: Mapping[str, Any] | None, payload: bytes, queue: str, now: int) -> Envelope:
     """A message that arrived, also from a publisher that knows nothing of Millpond."""
     table = table or {}
-    native = {k: v for k, v in table.items() if k != HEADER and not k.startswith(_BROKERS)} if len(table) > 1 else {}
     text = table.get(HEADER)
+    alone = text is not None and len(table) == 1  # as most are
+    native = {} if alone else {k: v for k, v in table.items() if k != HEADER and not k.startswith(_BROKERS)}
     if text is None:
         return Envelope(_id(message_id), payload, native, Past(queue=queue, created_us=now, due_us=now))
     return Envelope(_id(message_id), payload, native, _PAST.decode(text))

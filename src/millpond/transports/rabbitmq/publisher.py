@@ -34,7 +34,7 @@ class Publisher:
         self._topology = topology
         self._size = size
         self._channels: list[Channel] = []
-        self._opening = 0
+        self._opening = asyncio.Lock()
 
     async def send(self, parcels: Sequence[Parcel]) -> None:
         """All are durable when this returns; after an error some of them may be."""
@@ -88,17 +88,20 @@ class Publisher:
         return WAIT_EXCHANGE, amqp_name(envelope.past.queue), envelope, {WAIT_HEADER: bucket}
 
     async def _borrow(self) -> Channel:
+        """One that nobody uses, a new one while there may be more, or the one with the least to do."""
+        channel = self._idlest()
+        if channel is None or channel.in_use:
+            async with self._opening:
+                channel = self._idlest()
+                if channel is None or (channel.in_use and len(self._channels) < self._size):
+                    channel = await self._connections.channel()
+                    self._channels.append(channel)
+        channel.in_use += 1
+        return channel
+
+    def _idlest(self) -> Channel | None:
         self._channels = [channel for channel in self._channels if not channel.closed]
-        idlest = min(self._channels, key=lambda channel: channel.in_use, default=None)
-        if idlest is None or (idlest.in_use and len(self._channels) + self._opening < self._size):
-            self._opening += 1
-            try:
-                idlest = await self._connections.channel()
-            finally:
-                self._opening -= 1
-            self._channels.append(idlest)
-        idlest.in_use += 1
-        return idlest
+        return min(self._channels, key=lambda channel: channel.in_use, default=None)
 
 
 async def _outcome(send: object) -> BaseException | None:

@@ -97,6 +97,12 @@ class RabbitTransport(Lacking):
         await self.subscribing.close()
         await self.publishing.close()
 
+    def dead_letters(self) -> Any:
+        """FAILED messages, for an operator."""
+        from millpond.transports.rabbitmq.dead_letters import DeadLetters  # which holds one of us
+
+        return DeadLetters(self)
+
     # --- publish ------------------------------------------------------------------------------------
 
     async def publish(self, messages: Sequence[Message], *, within: Any = None) -> list[Published]:
