@@ -24,6 +24,7 @@ from millpond.transports.url import Url
 
 if TYPE_CHECKING:
     from millpond.transports.database.fetch import Fetcher
+    from millpond.transports.database.load import Loader
 
 URL_VARIABLE = "MILLPOND_URL"
 BATCH_OPTIONS = ("table", "columns", "minPartitions", "snapshot")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 from millpond.clock import SECOND, micros, monotonic
 from millpond.errors import Closed, StoreUnavailable
 from millpond.transports.rabbitmq import driver
-from millpond.transports.rabbitmq.driver import Channel
+from millpond.transports.rabbitmq.driver import Channel, NoAnswer
 from millpond.transports.rabbitmq.options import RabbitOptions
 from millpond.transports.url import Url
 
@@ -20,6 +21,7 @@ log = logging.getLogger("millpond.rabbitmq")
 
 _FIRST_PAUSE, _GROWTH, _LONGEST_PAUSE = 0.1, 1.5, 5.0
 _CONNECT_WITHIN = 10.0
+_CLOSE_WITHIN = 2.0
 
 
 class Connection:
@@ -29,10 +31,22 @@ class Connection:
         self.amqp = amqp
         self.channels: set[Channel] = set()
         self.opening = 0
+        self._given_up: asyncio.Task[None] | None = None
 
     @property
     def closed(self) -> bool:
-        return bool(self.amqp.is_closed)
+        return self._given_up is not None or bool(self.amqp.is_closed)
+
+    def give_up(self) -> None:
+        """The broker does not answer on it, though others may be answered: a new one is opened instead."""
+        if not self.closed:
+            self._given_up = asyncio.ensure_future(self._close())
+            for channel in list(self.channels):
+                channel.gone()
+
+    async def _close(self) -> None:
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self.amqp.close(), _CLOSE_WITHIN)
 
 
 class Connections:
@@ -76,6 +90,9 @@ class Connections:
                 connection.opening += 1
                 try:
                     channel = await Channel.open(connection.amqp, timeout, partial(self._gone, connection))
+                except NoAnswer:
+                    connection.give_up()
+                    raise
                 finally:
                     connection.opening -= 1
             except StoreUnavailable:
@@ -110,6 +127,8 @@ class Connections:
 
     def _gone(self, connection: Connection, channel: Channel) -> None:
         connection.channels.discard(channel)
+        if channel.unanswered:
+            connection.give_up()
         if not self._closed:
             if connection.closed and self._down_since is None:
                 self._down_since = monotonic()

@@ -17,7 +17,7 @@ from millpond.transports.arguments import archive_position, page_size, queue_nam
 from millpond.transports.rabbitmq.driver import Channel
 from millpond.transports.rabbitmq.envelope import Envelope, opened
 from millpond.transports.rabbitmq.lacking import Lacking
-from millpond.transports.rabbitmq.names import dead_arguments, dead_name
+from millpond.transports.rabbitmq.names import aside_arguments, dead_name
 from millpond.transports.rabbitmq.publisher import Parcel
 from millpond.transports.rabbitmq.transport import RabbitTransport
 
@@ -114,7 +114,8 @@ class DeadLetters(Lacking):
 
     async def _take(self, channel: Channel, queue: str) -> list[Letter]:
         """All of them, in our hands."""
-        dead = await self._transport.topology.dead(queue)
+        dead = dead_name(queue)
+        await self._transport.topology.aside(dead)
         letters: list[Letter] = []
 
         def received(_: Channel, message: Any) -> None:
@@ -125,7 +126,7 @@ class DeadLetters(Lacking):
         while True:
             before = len(letters)
             consumer = await channel.consume(dead, _AT_ONCE, received)
-            await channel.caught_up(dead_name(queue), dead_arguments())
+            await channel.caught_up(dead, aside_arguments())
             await channel.cancel(consumer)
             if len(letters) == before:
                 return letters

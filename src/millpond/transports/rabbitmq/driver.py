@@ -46,6 +46,10 @@ OnMessage = Callable[["Channel", Any], None]
 logging.getLogger("aiormq").setLevel(logging.CRITICAL)
 
 
+class NoAnswer(StoreUnavailable):
+    """The broker did not answer in time."""
+
+
 class NoSuchQueue(StoreUnavailable):
     """The queue was deleted meanwhile; it is declared again by the next try."""
 
@@ -84,8 +88,10 @@ class _Receivers(dict[str, Any]):
 class Channel:
     """One channel. `generation` is in every receipt of what it delivers; when it closes, they are stale."""
 
-    def __init__(self, underlay: Any, timeout: float) -> None:
+    def __init__(self, underlay: Any, timeout: float, on_closed: Callable[[Channel], None]) -> None:
         self._underlay = underlay
+        self._on_closed = on_closed
+        self._broken = self.unanswered = False
         underlay.consumers = _Receivers(underlay.consumers)
         self._timeout = timeout
         self.generation = secrets.randbits(62 - TAG_BITS)
@@ -97,32 +103,45 @@ class Channel:
     @classmethod
     async def open(cls, connection: Any, timeout: float, on_closed: Callable[[Channel], None]) -> Channel:
         underlay = await answered(connection.channel(publisher_confirms=True, on_return_raises=True), timeout)
-        channel = cls(underlay, timeout)
-        underlay.closing.add_done_callback(lambda _: on_closed(channel))
+        channel = cls(underlay, timeout, on_closed)
+        underlay.closing.add_done_callback(lambda _: channel.gone())
         return channel
 
     @property
     def closed(self) -> bool:
-        return bool(self._underlay.is_closed)
+        return self._broken or bool(self._underlay.is_closed)
+
+    def gone(self) -> None:
+        """Of no use any more."""
+        if not self._broken:
+            self._broken = True
+            self._on_closed(self)
+
+    async def _answered(self, call: Coroutine[Any, Any, T], what: str = "") -> T:
+        """The broker's answer. A channel that got none is given up."""
+        try:
+            return await answered(call, self._timeout, what)
+        except NoAnswer:
+            self.unanswered = True
+            self.gone()
+            raise
 
     async def close(self) -> None:
         if not self.closed:
-            await answered(self._underlay.close(), self._timeout)
+            await self._answered(self._underlay.close())
 
     # --- topology -----------------------------------------------------------------------------------
 
     async def declare_queue(self, name: str, arguments: Mapping[str, Any]) -> int:
         """How many messages are ready in it."""
-        ok = await answered(
-            self._underlay.queue_declare(name, durable=True, arguments=dict(arguments)), self._timeout, name
-        )
+        ok = await self._answered(self._underlay.queue_declare(name, durable=True, arguments=dict(arguments)), name)
         return int(ok.message_count or 0)
 
     async def declare_exchange(self, name: str, kind: str) -> None:
-        await answered(self._underlay.exchange_declare(name, exchange_type=kind, durable=True), self._timeout, name)
+        await self._answered(self._underlay.exchange_declare(name, exchange_type=kind, durable=True), name)
 
     async def bind(self, queue: str, exchange: str, arguments: Mapping[str, Any]) -> None:
-        await answered(self._underlay.queue_bind(queue, exchange, arguments=dict(arguments)), self._timeout, queue)
+        await self._answered(self._underlay.queue_bind(queue, exchange, arguments=dict(arguments)), queue)
 
     # --- out ----------------------------------------------------------------------------------------
 
@@ -152,7 +171,7 @@ class Channel:
             ok = await self._underlay.basic_consume(queue, self._receiver(on_message))
             return str(ok.consumer_tag)
 
-        return await answered(both(), self._timeout, queue)
+        return await self._answered(both(), queue)
 
     def _receiver(self, on_message: OnMessage) -> Callable[[Any], None]:
         def received(message: Any) -> None:
@@ -161,9 +180,17 @@ class Channel:
 
         return received
 
+    async def get(self, queue: str, on_message: OnMessage) -> bool:
+        """One message, if there is one."""
+        message = await self._answered(self._underlay.basic_get(queue), queue)
+        if isinstance(message.delivery, Basic.GetEmpty):
+            return False
+        self._receiver(on_message)(message)
+        return True
+
     async def cancel(self, consumer: str) -> None:
         """Be sent no more. What comes late all the same is received: a message must not be in nobody's hands."""
-        await answered(self._underlay.basic_cancel(consumer), self._timeout)
+        await self._answered(self._underlay.basic_cancel(consumer))
         self._cancelled.append(consumer)
         if len(self._cancelled) > _CANCELLED_KEPT:
             del self._underlay.consumers[self._cancelled.popleft()]
@@ -175,7 +202,7 @@ class Channel:
         second from there, behind what that has sent to us.
         """
         await self.declare_queue(queue, arguments)
-        await answered(self._underlay.basic_qos(prefetch_count=1), self._timeout)
+        await self._answered(self._underlay.basic_qos(prefetch_count=1))
 
     async def ack(self, tags: Iterable[int]) -> None:
         """A run of tags from the first unsettled one on is acked by its last."""
@@ -252,7 +279,7 @@ def meaning(error: BaseException, what: str = "") -> BaseException:
             task = asyncio.current_task()
             return error if task is not None and task.cancelling() else StoreUnavailable("the channel was closed")
         case TimeoutError():
-            return StoreUnavailable("the broker did not answer in time; what was sent may or may not have arrived")
+            return NoAnswer("the broker did not answer in time; what was sent may or may not have arrived")
         case amqp.AMQPError() | amqp.ChannelInvalidStateError() | OSError() | RuntimeError():
             return StoreUnavailable(f"the connection to the broker was lost: {error or type(error).__name__}")
         case _:

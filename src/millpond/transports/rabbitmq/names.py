@@ -39,6 +39,11 @@ def dead_name(queue: str) -> str:
     return f"{OURS}dead.{amqp_name(queue)}"
 
 
+def suspects_name(queue: str) -> str:
+    """Where messages that may be poison wait to be claimed alone: nobody holds one that does not run it."""
+    return f"{OURS}suspects.{amqp_name(queue)}"
+
+
 def wait_name(bucket: int) -> str:
     return f"{WAIT_EXCHANGE}.{bucket}"
 
@@ -55,7 +60,8 @@ def work_arguments(queue_type: str) -> dict[str, Any]:
     return {"x-queue-type": queue_type}
 
 
-def dead_arguments() -> dict[str, Any]:
+def aside_arguments() -> dict[str, Any]:
+    """Of dead letters and suspects."""
     return {"x-queue-type": "quorum"}
 
 

@@ -8,6 +8,7 @@ from millpond.message import SETTLED, State, id_from, new_id
 from millpond.outcome import Change
 from millpond.transports.rabbitmq.envelope import Envelope, Past
 from millpond.transports.rabbitmq.held import Hold
+from millpond.transports.rabbitmq.names import dead_name, suspects_name
 from millpond.transports.rabbitmq.publisher import Parcel
 from millpond.transports.rabbitmq.source import Arrival
 
@@ -27,7 +28,7 @@ def onward(hold: Hold, c: Change, now: int) -> Parcel | None:
         changes["last_attempt_us"] = now
     if c.state in SETTLED:
         envelope = arrival.envelope.with_past(**changes, failed_us=now, reason=c.reason)
-        return Parcel(envelope, dead=True)
+        return Parcel(envelope, aside=dead_name(past.queue))
     if c.delay_us is not None:
         changes["due_us"] = now + c.delay_us
     return Parcel(arrival.envelope.with_past(**changes), c.delay_us or 0)
@@ -43,6 +44,13 @@ def unworked(arrival: Arrival) -> Parcel:
     return Parcel(arrival.envelope.with_past(deliveries=arrival.deliveries - 1))
 
 
+def suspected(arrival: Arrival) -> Parcel:
+    """Out of our hands until it is claimed alone: a crash now would count against it."""
+    return Parcel(
+        arrival.envelope.with_past(deliveries=arrival.deliveries - 1), aside=suspects_name(arrival.envelope.past.queue)
+    )
+
+
 def waiting(arrival: Arrival) -> Parcel:
     """On to the next wait queue: what is left of a delay longer than the longest of them."""
     return Parcel(arrival.envelope.with_past(deliveries=arrival.deliveries - 1), arrival.envelope.past.wait_us)
@@ -51,4 +59,4 @@ def waiting(arrival: Arrival) -> Parcel:
 def undecodable(queue: str, message_id: str | None, body: bytes, now: int) -> Parcel:
     """A message whose header nobody can read: dead-lettered alone, with its body."""
     past = Past(queue=queue, created_us=now, due_us=now, deliveries=1, failed_us=now, reason="undecodable")
-    return Parcel(Envelope(id_from(message_id) if message_id else new_id(), body, {}, past), dead=True)
+    return Parcel(Envelope(id_from(message_id) if message_id else new_id(), body, {}, past), aside=dead_name(queue))

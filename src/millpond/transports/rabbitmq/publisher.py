@@ -11,7 +11,7 @@ from millpond.errors import Unroutable
 from millpond.transports.rabbitmq.connections import Connections
 from millpond.transports.rabbitmq.driver import Channel
 from millpond.transports.rabbitmq.envelope import Envelope
-from millpond.transports.rabbitmq.names import WAIT_EXCHANGE, WAIT_HEADER, amqp_name, bucket_for, dead_name
+from millpond.transports.rabbitmq.names import WAIT_EXCHANGE, WAIT_HEADER, amqp_name, bucket_for
 from millpond.transports.rabbitmq.topology import Topology
 
 _AT_ONCE = 1000
@@ -19,11 +19,12 @@ _AT_ONCE = 1000
 
 
 class Parcel(msgspec.Struct, frozen=True, gc=False):
-    """Where a message goes: to be handled at once or after a delay, or to the dead letters."""
+    """Where a message goes: to its queue, at once or after a delay, or aside."""
 
     envelope: Envelope
     delay_us: int = 0
-    dead: bool = False
+    aside: str | None = None
+    """The queue of dead letters or suspects that it goes to instead."""
 
 
 class Publisher:
@@ -72,9 +73,9 @@ class Publisher:
     async def _address(self, parcel: Parcel) -> tuple[str, str, Envelope, dict[str, int]]:
         queue = parcel.envelope.past.queue
         await self._topology.work(queue)
-        if parcel.dead:
-            await self._topology.dead(queue)
-            return "", dead_name(queue), parcel.envelope, {}
+        if parcel.aside is not None:
+            await self._topology.aside(parcel.aside)
+            return "", parcel.aside, parcel.envelope, {}
         if parcel.delay_us > 0:
             return await self._wait(parcel.envelope, parcel.delay_us)
         return "", amqp_name(queue), parcel.envelope, {}

@@ -9,12 +9,16 @@ from typing import Any
 
 import msgspec
 
+from millpond.clock import monotonic
 from millpond.outcome import SUSPECT
 from millpond.transports.rabbitmq.connections import Connections
 from millpond.transports.rabbitmq.driver import Channel, NoSuchQueue
 from millpond.transports.rabbitmq.envelope import Envelope, deliveries, opened
-from millpond.transports.rabbitmq.names import amqp_name, work_arguments
+from millpond.transports.rabbitmq.names import amqp_name, suspects_name, work_arguments
 from millpond.transports.rabbitmq.topology import Topology
+
+_LOOK_EVERY = 1.0
+"""Seconds between looks for suspects that others may have found."""
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
@@ -54,7 +58,11 @@ class Source:
         self._arrived = arrived
         self._odd = odd
         self.ready: deque[Arrival] = deque()
-        self.suspects: deque[Arrival] = deque()
+        self.leaving: set[asyncio.Task[None]] = set()
+        """Suspects on their way out of our hands."""
+        self.suspects_known = False
+        """There may be some at the broker."""
+        self._look_at = 0.0
         self.held = 0
         """Claimed from here and not settled."""
         self._demand = 1
@@ -108,6 +116,20 @@ class Source:
                 if not again:
                     raise
 
+    async def suspect(self) -> Arrival | None:
+        """One of those that may be poison; they wait in a queue of their own."""
+        if self.leaving:
+            await asyncio.wait(self.leaving)
+        if not self.suspects_known and monotonic() < self._look_at:
+            return None
+        name, got = suspects_name(self.queue), list[Arrival]()
+        async with self._turn:
+            await self._topology.aside(name)
+            channel = await self._channel(0)
+            self.suspects_known = await channel.get(name, lambda c, message: got.append(self._opened(c, message)))
+        self._look_at = monotonic() + _LOOK_EVERY
+        return got[0] if got else None
+
     async def subscribe(self) -> None:
         """From now on the broker sends by itself, as much as there is use for."""
         async with self._turn:
@@ -132,9 +154,7 @@ class Source:
         """No more is sent; what nobody has claimed is handed over, to be given back."""
         async with self._turn:
             await self._cancel()
-            unclaimed = [*self.ready, *self.suspects]
-            self.ready.clear()
-            self.suspects.clear()
+            unclaimed, self.ready = list(self.ready), deque()
             return unclaimed
 
     async def _cancel(self) -> None:
@@ -149,7 +169,6 @@ class Source:
             self._channels.remove(channel)
             self._consumers = {tag: c for tag, c in self._consumers.items() if c is not channel}
             self.ready = deque(a for a in self.ready if a.channel is not channel)
-            self.suspects = deque(a for a in self.suspects if a.channel is not channel)
 
     async def _channel(self, number: int) -> Channel:
         while len(self._channels) <= number:
@@ -157,17 +176,20 @@ class Source:
         return self._channels[number]
 
     def _on_message(self, channel: Channel, message: Any) -> None:
-        table, tag = message.header.properties.headers, message.delivery.delivery_tag
         try:
-            envelope = opened(message.header.properties.message_id, table, message.body, self.queue, self._now())
+            arrival = self._opened(channel, message)
         except (msgspec.MsgspecError, ValueError, TypeError):
             self._odd(None, channel, message)
             return
-        arrival = Arrival(channel, tag, envelope, deliveries(envelope.past, table, bool(message.delivery.redelivered)))
-        if envelope.past.wait_us:
+        if arrival.envelope.past.wait_us or arrival.unfinished >= SUSPECT:
             self._odd(arrival, channel, message)
-        elif arrival.unfinished >= SUSPECT:
-            self.suspects.append(arrival)
         else:
             self.ready.append(arrival)
             self._arrived()
+
+    def _opened(self, channel: Channel, message: Any) -> Arrival:
+        properties, delivery = message.header.properties, message.delivery
+        table = properties.headers
+        envelope = opened(properties.message_id, table, message.body, self.queue, self._now())
+        count = deliveries(envelope.past, table, bool(delivery.redelivered))
+        return Arrival(channel, delivery.delivery_tag, envelope, count)

@@ -10,8 +10,7 @@ from millpond.transports.rabbitmq.names import (
     WAIT_EXCHANGE,
     WAIT_HEADER,
     amqp_name,
-    dead_arguments,
-    dead_name,
+    aside_arguments,
     wait_arguments,
     wait_name,
     work_arguments,
@@ -42,13 +41,12 @@ class Topology:
                 self._note(name)
         return name
 
-    async def dead(self, queue: str) -> str:
-        name = dead_name(queue)
+    async def aside(self, name: str) -> None:
+        """A queue of dead letters or suspects."""
         if name not in self._declared:
             async with self._turn:
-                await (await self._open()).declare_queue(name, dead_arguments())
+                await (await self._open()).declare_queue(name, aside_arguments())
                 self._note(name)
-        return name
 
     async def wait(self, bucket: int) -> None:
         name = wait_name(bucket)
@@ -59,11 +57,6 @@ class Topology:
                 await channel.declare_queue(name, wait_arguments(bucket))
                 await channel.bind(name, WAIT_EXCHANGE, {"x-match": "all", WAIT_HEADER: bucket})
                 self._note(name)
-
-    async def ready(self, queue: str) -> int:
-        """How many messages wait in a queue's dead letters."""
-        async with self._turn:
-            return await (await self._open()).declare_queue(dead_name(queue), dead_arguments())
 
     def _note(self, name: str) -> None:
         self._declared.add(name)

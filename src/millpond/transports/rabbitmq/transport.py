@@ -30,7 +30,7 @@ from millpond.transports.rabbitmq.driver import Channel
 from millpond.transports.rabbitmq.envelope import enveloped
 from millpond.transports.rabbitmq.held import Held, Hold
 from millpond.transports.rabbitmq.lacking import Lacking
-from millpond.transports.rabbitmq.onward import is_requeued, onward, undecodable, unworked, waiting
+from millpond.transports.rabbitmq.onward import is_requeued, onward, suspected, undecodable, unworked, waiting
 from millpond.transports.rabbitmq.options import RabbitOptions
 from millpond.transports.rabbitmq.publisher import Parcel, Publisher
 from millpond.transports.rabbitmq.source import Arrival, Source
@@ -173,13 +173,14 @@ class RabbitTransport(Lacking):
                 for n, source in enumerate(hungry):
                     share = -(-(limit - len(taken)) // (len(hungry) - n))
                     alone = suspects and not taken
-                    if alone and source.suspects and self._suspects_turn.get(source.queue, True):
-                        return [(await self._suspect(source), source)]
+                    turn_of_suspects = alone and self._suspects_turn.get(source.queue, True)
+                    if turn_of_suspects and (suspect := await self._suspect(source)):
+                        return [(suspect, source)]
                     got = await source.take(share) if share else []
                     if got:
                         self._suspects_turn[source.queue] = True
-                    elif alone and source.suspects:
-                        return [(await self._suspect(source), source)]
+                    elif alone and (suspect := await self._suspect(source)):
+                        return [(suspect, source)]
                     taken += [(arrival, source) for arrival in got]
                     if share and len(got) == share:
                         still_hungry.append(source)
@@ -191,11 +192,12 @@ class RabbitTransport(Lacking):
             raise
         return taken
 
-    async def _suspect(self, source: Source) -> Arrival:
+    async def _suspect(self, source: Source) -> Arrival | None:
         """One alone: nothing else is in this process's hands unclaimed, which it might take along."""
-        arrival = source.suspects.popleft()
-        self._suspects_turn[source.queue] = False
-        await self._stand_back()
+        arrival = await source.suspect()
+        if arrival is not None:
+            self._suspects_turn[source.queue] = False
+            await self._stand_back()
         return arrival
 
     async def _stand_back(self) -> None:
@@ -333,6 +335,8 @@ class RabbitTransport(Lacking):
             await self._send([Parcel(h.arrival.envelope.with_past(deliveries=h.arrival.deliveries)) for h in holds])
             return await self._ack(holds)
         lost = []
+        for hold in holds:
+            hold.source.suspects_known = True  # it may have become one
         for channel, some in _by_channel(holds).items():
             try:
                 await channel.requeue([hold.arrival.tag for hold in some])
@@ -350,20 +354,26 @@ class RabbitTransport(Lacking):
                 await arrival.channel.ack([arrival.tag])
 
     def _odd(self, queue: str, arrival: Arrival | None, channel: Channel, message: Any) -> None:
-        """Not for claims: it waits on, or nobody can read it."""
-        if arrival is not None:
+        """Not for claims as it is: it waits on, may be poison, or nobody can read it."""
+        if arrival is None:
+            log.error("a message in queue %r cannot be read; it goes to the dead letters", queue)
+            tag, properties = message.delivery.delivery_tag, message.header.properties
+            parcel = undecodable(queue, properties.message_id, message.body, self.now())
+            self._run(self._instead(parcel, channel, tag), channel, tag)
+        elif arrival.envelope.past.wait_us:
             self._run(self._move([arrival], [waiting(arrival)]), channel, arrival.tag)
-            return
-        log.error("a message in queue %r cannot be read; it goes to the dead letters", queue)
-        tag, properties = message.delivery.delivery_tag, message.header.properties
-        parcel = undecodable(queue, properties.message_id, message.body, self.now())
-        self._run(self._instead(parcel, channel, tag), channel, tag)
+        else:
+            source = self._sources[queue]
+            source.suspects_known = True
+            task = self._run(self._move([arrival], [suspected(arrival)]), channel, arrival.tag)
+            source.leaving.add(task)
+            task.add_done_callback(source.leaving.discard)
 
     async def _instead(self, parcel: Parcel, channel: Channel, tag: int) -> None:
         await self._send([parcel])
         await channel.ack([tag])
 
-    def _run(self, errand: Coroutine[Any, Any, None], channel: Channel, tag: int) -> None:
+    def _run(self, errand: Coroutine[Any, Any, None], channel: Channel, tag: int) -> asyncio.Task[None]:
         async def run() -> None:
             try:
                 await errand
@@ -375,6 +385,7 @@ class RabbitTransport(Lacking):
         task = asyncio.ensure_future(run())
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
+        return task
 
     def _channel_lost(self, channel: Channel) -> None:
         self._held.lost(channel)

@@ -1,0 +1,218 @@
+"""Brokers killed, connections cut, channels closed, consumers killed, memory short: nothing confirmed is lost, what
+runs twice says so, and all go on by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import millpond
+from millpond import Ack, Delivery, Message, Millpond, Retry
+from millpond.codec import CONTENT_TYPE, TEXT
+from millpond.control import Control
+from millpond.errors import StoreError
+from millpond.message import State
+from servers import Proxy, RabbitMQ
+from tests.rabbitmq.conftest import arrival
+
+pytestmark = pytest.mark.timeout(300)
+SOON = 60.0
+RETRY = Retry(initial=0.1, maximum=0.5, attempts=1000)
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[RabbitMQ]:
+    """One of our own, since it is killed."""
+    with RabbitMQ() as server:
+        yield server
+
+
+class Load:
+    """A publisher and a worker, and what they saw."""
+
+    def __init__(self) -> None:
+        self.confirmed: set[str] = set()
+        self.unknown: set[str] = set()
+        self.runs: defaultdict[str, list[int]] = defaultdict(list)
+        self.enough = asyncio.Event()
+        self._number = 0
+
+    async def publish(self, url: str) -> None:
+        """Until there is enough; a failed publish is not made again, so that a double is nobody else's."""
+        transport = await millpond.connect(url, reconnect_timeout=5, call_timeout=5)
+        while not self.enough.is_set():
+            numbers = [str(self._number + n) for n in range(5)]
+            self._number += 5
+            messages = [Message(queue="q", payload=n.encode(), headers={CONTENT_TYPE: TEXT}) for n in numbers]
+            try:
+                await transport.publish(messages)
+            except StoreError:
+                self.unknown.update(numbers)
+            else:
+                self.confirmed.update(numbers)
+        await transport.close()
+
+    @contextlib.asynccontextmanager
+    async def worked(self, url: str) -> AsyncIterator[None]:
+        pond = Millpond(url, reconnect_timeout=5, call_timeout=5)
+
+        @pond.subscriber("q", max_workers=8, retry=RETRY, max_crashes=None)
+        async def handle(number: str, delivery: Delivery) -> None:
+            self.runs[number].append(delivery.claim.deliveries)
+            await asyncio.sleep(0.002)
+            if len(self.runs) % 7 == 0 and len(self.runs[number]) == 1:
+                raise ValueError("again")
+
+        work = asyncio.create_task(pond.run())
+        try:
+            yield
+        finally:
+            pond.stop()
+            await asyncio.wait_for(work, SOON)
+            await pond.close()
+
+    async def until(self, holds: Callable[[], bool], what: str) -> None:
+        try:
+            async with asyncio.timeout(SOON):
+                while not holds():  # noqa: ASYNC110 - it comes from the broker
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            missing = sorted(self.confirmed - set(self.runs))[:10]
+            raise AssertionError(f"not {what}: {len(self.confirmed)} confirmed, missing {missing}") from None
+
+    async def some_more(self, count: int = 50) -> None:
+        goal = len(self.confirmed) + count
+        await self.until(lambda: len(self.confirmed) >= goal, "published")
+        await self.until(lambda: len(self.runs) >= goal // 2, "worked")
+
+    async def all_handled(self) -> None:
+        await self.until(lambda: self.confirmed <= set(self.runs), "handled")
+
+    def judge(self) -> None:
+        assert self.confirmed <= set(self.runs)  # lost: 0
+        assert set(self.runs) <= self.confirmed | self.unknown
+        for number, deliveries in self.runs.items():
+            # Whatever ran again was told so.
+            assert deliveries[0] >= 1 and all(n > 1 for n in deliveries[1:]), (number, deliveries)
+
+
+async def test_broker_killed(broker: RabbitMQ) -> None:
+    load = Load()
+    publishing = asyncio.create_task(load.publish(broker.url))
+    async with load.worked(broker.url):
+        await load.some_more()
+        await asyncio.to_thread(broker.kill)
+        await asyncio.to_thread(broker.start)
+        await load.some_more()
+        load.enough.set()
+        await publishing
+        await load.all_handled()
+    load.judge()
+
+
+async def test_connections_cut(broker: RabbitMQ) -> None:
+    load = Load()
+    url = broker.create_vhost(f"cut{uuid4().hex[:6]}")
+    with Proxy(broker.port) as proxy:
+        publishing = asyncio.create_task(load.publish(proxy.url(url)))
+        async with load.worked(proxy.url(url)):
+            for kind in ("cut", "refuse", "black hole", "cut"):
+                await load.some_more()
+                if kind == "refuse":
+                    proxy.refuse()
+                elif kind == "black hole":
+                    proxy.black_hole()
+                    await asyncio.sleep(0.3)
+                    proxy.resume()
+                    continue
+                proxy.cut()
+                if kind == "refuse":
+                    await asyncio.sleep(0.3)
+                    proxy.accept()
+            await load.some_more()
+            load.enough.set()
+            await publishing
+            await load.all_handled()
+    load.judge()
+
+
+async def test_channel_closed_by_the_broker(broker: RabbitMQ) -> None:
+    """An ack for nothing is a precondition failure: the channel goes, with its receipts, and the next takes over"""
+    transport: Any = await millpond.connect(broker.create_vhost(f"closed{uuid4().hex[:6]}"))
+    await transport.publish([Message(queue="q", payload=b"1"), Message(queue="q", payload=b"2")])
+    claims = await transport.claim(["q"], 2)
+    channel = transport._sources["q"]._channels[0]
+    await channel._underlay.basic_ack(999)
+    async with asyncio.timeout(SOON):
+        while await transport.extend([claims[0].receipt]) == []:  # noqa: ASYNC110 - it comes from the broker
+            await asyncio.sleep(0.01)
+    stale = [claim.receipt for claim in claims]
+    assert await transport.settle([Ack(receipt) for receipt in stale]) == stale
+    again = [await arrival(transport) for _ in range(2)]
+    assert sorted(claim.message.payload for claim in again) == [b"1", b"2"]
+    assert all(claim.redelivered for claim in again)
+    assert await transport.settle([Ack(claim.receipt) for claim in again]) == []
+    await transport.close()
+
+
+async def test_memory_alarm(broker: RabbitMQ) -> None:
+    """A broker short of memory stops reading what is published; acks go on, and then everything"""
+    url = broker.create_vhost(f"memory{uuid4().hex[:6]}")
+    transport: Any = await millpond.connect(url)
+    await transport.publish([Message(queue="q", payload=b"before")])
+    claim = await arrival(transport)
+    await asyncio.to_thread(broker.control, "set_vm_memory_high_watermark", "absolute", "1MB")
+    blocked = asyncio.create_task(transport.publish([Message(queue="q", payload=b"during")]))
+    done, _ = await asyncio.wait([blocked], timeout=1)
+    assert not done
+    assert await transport.settle([Ack(claim.receipt)]) == []
+    await asyncio.to_thread(broker.control, "set_vm_memory_high_watermark", "absolute", "2GB")
+    await asyncio.wait_for(blocked, SOON)
+    assert (await arrival(transport)).message.payload == b"during"
+    await transport.close()
+
+
+async def test_consumers_killed_and_poison_stopped(broker: RabbitMQ, tmp_path: Path) -> None:
+    """A message that kills its worker is dead-lettered by the count of its deliveries; the others are all handled"""
+    url, file = broker.create_vhost(f"killed{uuid4().hex[:6]}"), tmp_path / "runs"
+    file.touch()
+    transport: Any = await millpond.connect(url)
+    numbers = [str(n) for n in range(200)]
+    text = {CONTENT_TYPE: TEXT}
+    await transport.publish(
+        [Message(queue="q", payload=n.encode(), headers=text) for n in [*numbers[:100], "poison", *numbers[100:]]]
+    )
+    control, rows, kills = Control(transport), [], 0
+    async with asyncio.timeout(2 * SOON):
+        while not (rows and set(numbers) <= handled(file)):
+            worker = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.rabbitmq.worker", url, str(file))
+            while worker.returncode is None and not (rows and set(numbers) <= handled(file)):
+                if kills < 1 and len(handled(file)) > 30:
+                    worker.send_signal(signal.SIGKILL)
+                    await worker.wait()
+                    kills += 1
+                rows = await control.messages("q", states=[State.FAILED])
+            if worker.returncode is None:
+                worker.send_signal(signal.SIGTERM)
+            await worker.wait()
+    assert [(row.payload, row.reason) for row in rows] == [(b"poison", "max_crashes")]
+    runs: defaultdict[str, list[int]] = defaultdict(list)
+    for line in file.read_text().splitlines():
+        number, deliveries = line.split()
+        runs[number].append(int(deliveries))
+    assert all(n > 1 for deliveries in runs.values() for n in deliveries[1:])
+    assert len(runs["poison"]) == 3
+    await transport.close()
+
+
+def handled(file: Path) -> set[str]:
+    return {line.split()[0] for line in file.read_text().splitlines() if " " in line}
