@@ -31,8 +31,6 @@ class RabbitOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How long a call waits for the broker's answer, such as the confirmation of a publish."""
     consumer_timeout: Seconds = 1800
     """The broker's own setting of this name: no lease can be longer, however often it is extended."""
-    archive: str | None = None
-    """The URL of a database that records what is settled."""
     body_limit: int = BODY_LIMIT
     clock: Clock = SystemClock()
     """Decides when leases end and messages expire. Delays are timed by the broker."""
@@ -58,8 +56,6 @@ def parse(given: dict[str, Any]) -> RabbitOptions:
             raise InvalidOption(f"{name} must be a whole number from {low} to {high:,}, not {value!r}")
     for name in ("reconnect_timeout", "call_timeout", "consumer_timeout"):
         micros(getattr(options, name), name)
-    if not isinstance(options.archive, str | None):
-        raise InvalidOption("archive must be the URL of a database")
     if options.clock.now() is None:
         raise InvalidOption("a broker has no clock that could be asked; give a SystemClock or ManualClock")
     return options
