@@ -109,7 +109,8 @@ async def drain_celery(python: Path, url: str, count: int) -> float:
         str(python), str(HERE / "rabbitmq_celery.py"), str(count), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     output, _ = await process.communicate(url.encode())
-    return float(json.loads(output.decode().splitlines()[-1])["seconds"])
+    (answer,) = [line for line in output.decode().splitlines() if line.startswith('{"seconds"')]  # beside a banner
+    return float(json.loads(answer)["seconds"])
 
 
 async def fill(url: str, count: int) -> str:

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import msgspec
+import pytest
 import typer.main
 
 from millpond import errors
@@ -12,6 +13,7 @@ from millpond.cli.app import app
 from millpond.message import State
 from millpond.transports.database import mysql, postgres
 from millpond.transports.database.options import StoreOptions
+from millpond.transports.rabbitmq.options import RabbitOptions
 
 REFERENCE = Path(__file__).parent.parent.parent / "docs" / "reference"
 SCHEMA = Path(errors.__file__).parent / "transports" / "database" / "schema"
@@ -27,10 +29,13 @@ def section(file: str, head: str) -> str:
     return str(found)
 
 
-def test_every_option_is_there_with_its_default() -> None:
-    options = section("options.md", "Options of a store")
+@pytest.mark.parametrize(
+    ("head", "struct"), [("Options of a store", StoreOptions), ("Options on RabbitMQ", RabbitOptions)]
+)
+def test_every_option_is_there_with_its_default(head: str, struct: type[msgspec.Struct]) -> None:
+    options = section("options.md", head)
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", options, re.M))
-    fields = {field.name: field.default for field in msgspec.structs.fields(StoreOptions)}
+    fields = {field.name: field.default for field in msgspec.structs.fields(struct)}
     assert list(rows) == list(fields), "in the order of the code"
     for name, default in fields.items():
         if name != "clock":
