@@ -12,4 +12,14 @@ from servers.rabbitmq import RabbitMQ
 from servers.server import Server, ServerError
 from servers.spark import SparkCluster, SparkConnect
 
-__all__ = ["MariaDB", "PgBouncer", "Postgres", "Proxy", "RabbitMQ", "Server", "ServerError", "SparkCluster", "SparkConnect"]
+__all__ = [
+    "MariaDB",
+    "PgBouncer",
+    "Postgres",
+    "Proxy",
+    "RabbitMQ",
+    "Server",
+    "ServerError",
+    "SparkCluster",
+    "SparkConnect",
+]
