@@ -1,6 +1,7 @@
 """Celery on the same broker: `python rabbitmq_celery.py COUNT < url`; prints one line of JSON."""
 
 import json
+import os
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ app.conf.update(
     task_ignore_result=True,
     worker_prefetch_multiplier=100,
     worker_hijack_root_logger=False,
+    worker_redirect_stdouts=False,
     broker_transport_options={"confirm_publish": True},
 )
 times: list[float] = []
@@ -34,6 +36,4 @@ worker = app.Worker(pool="solo", loglevel="ERROR", without_gossip=True, without_
 threading.Thread(target=worker.start, daemon=True).start()
 done.wait()
 print(json.dumps({"seconds": times[-1] - times[0]}), flush=True)
-import os  # noqa: E402
-
 os._exit(0)  # the worker's thread does not end by itself
