@@ -26,6 +26,7 @@ lint: $(VENV)/installed ## check style, types and import rules
 
 bench: $(VENV)/installed servers ## measure
 	@$(BIN)/python -m bench
+	@$(BIN)/python -m bench.rabbitmq
 
 bench-spark: $(VENV)/installed servers ## measure Spark against its own JDBC
 	@scripts/debian-packages libpostgresql-jdbc-java

@@ -13,6 +13,7 @@ count = int(sys.argv[1])
 app = Celery("bench", broker=sys.stdin.read().strip())
 app.conf.update(
     task_acks_late=True,
+    task_default_queue_type="quorum",  # as the other sides
     task_ignore_result=True,
     worker_prefetch_multiplier=100,
     worker_hijack_root_logger=False,
