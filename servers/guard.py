@@ -4,12 +4,16 @@ import subprocess
 from pathlib import Path
 
 # Reads the server's process id, or nothing while it is down, one per line. The pipe closes when the
-# owner is gone, for whatever reason. SIGQUIT makes PostgreSQL end its children too.
+# owner is gone, for whatever reason. SIGQUIT makes PostgreSQL end its children too;
+# RabbitMQ's port mapper is left in the group that the server began.
 _SCRIPT = """
 server=
 while read -r line; do server=$line; done
 [ "$server" = dismissed ] && exit
-[ -n "$server" ] && kill -QUIT "$server" && sleep 2 && kill -KILL "$server"
+if [ -n "$server" ]; then
+    kill -QUIT "$server" && sleep 2 && kill -KILL "$server"
+    kill -KILL -- "-$server"
+fi
 rm -rf "$1"
 """
 
