@@ -12,7 +12,7 @@ while read -r line; do server=$line; done
 [ "$server" = dismissed ] && exit
 if [ -n "$server" ]; then
     kill -QUIT "$server" && sleep 2 && kill -KILL "$server"
-    kill -KILL -- "-$server"
+    kill -s KILL -- "-$server"
 fi
 rm -rf "$1"
 """
