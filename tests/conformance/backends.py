@@ -133,3 +133,5 @@ BACKENDS: dict[str, Callable[[pytest.FixtureRequest], Iterator[Backend]]] = {
     "mariadb": mariadb,
     "rabbitmq": rabbitmq,
 }
+
+DATABASES = [name for name in BACKENDS if name not in ("memory", "rabbitmq")]

@@ -9,12 +9,12 @@ import pytest
 
 from millpond import ManualClock
 from millpond.transports.database.store import DatabaseStore
-from tests.conformance.backends import BACKENDS, Backend
+from tests.conformance.backends import BACKENDS, DATABASES, Backend
 
 Connect = Callable[..., Awaitable[DatabaseStore]]
 
 
-@pytest.fixture(scope="session", params=[name for name in BACKENDS if name != "memory"])
+@pytest.fixture(scope="session", params=DATABASES)
 def database(request: pytest.FixtureRequest) -> Iterator[Backend]:
     yield from BACKENDS[request.param](request)
 
