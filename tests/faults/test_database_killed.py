@@ -28,6 +28,7 @@ async def test_under_load(everywhere: Everywhere, long: bool) -> None:
         crashes, messages = (50, 50_000) if long else (2, 400)
         options = {"max_workers": 8, "lease": 30, **PATIENT}
         workers = [here.processes.start(here.plan("plain", "exact", options=options)) for _ in range(2)]
+        await here.steady(*workers)  # one that has not connected yet would rightly end, and be no test of this
         # One producer waits for the server; the other gives up at once, and does not know what became of its last.
         impatient = cast(Store, await millpond.connect(here.url, reconnect_timeout=0))
         enough = asyncio.Event()
