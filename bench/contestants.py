@@ -26,7 +26,7 @@ def peers_python() -> Path:
     return python
 
 
-async def contest(name: str, mode: str, count: int, url: str) -> dict[str, float]:
+async def contest(name: str, mode: str, count: int, url: str) -> dict[str, Any]:
     """Let one of `bench/peers` handle `count` messages in an empty database."""
     python = sys.executable if name == MILLPOND else peers_python()
     process = await _start(python, PEERS / f"run_{name}.py", mode, count)
@@ -36,7 +36,7 @@ async def contest(name: str, mode: str, count: int, url: str) -> dict[str, float
     return answer
 
 
-async def work(kind: str, count: int, batch: int, url: str, processes: int = 1) -> list[dict[str, float]]:
+async def work(kind: str, count: int, batch: int, url: str, processes: int = 1) -> list[dict[str, Any]]:
     """Let processes of `bench.work` handle the `count` messages that are in a database, all from the same moment on."""
     command = (sys.executable, "-m", "bench.work", kind, count // processes, batch)
     started = [await _start(*command) for _ in range(processes)]
@@ -57,9 +57,9 @@ async def _start(*command: Any) -> Process:
     return await asyncio.create_subprocess_exec(*map(str, command), stdin=PIPE, stdout=PIPE, cwd=ROOT)
 
 
-async def _answer(process: Process, said: str) -> dict[str, float]:
+async def _answer(process: Process, said: str) -> dict[str, Any]:
     output, _ = await process.communicate(said.encode())
     if process.returncode:
         raise RuntimeError(f"a contestant ended with {process.returncode}")
-    answer: dict[str, float] = json.loads(output.splitlines()[-1])
+    answer: dict[str, Any] = json.loads(output.splitlines()[-1])
     return answer

@@ -54,7 +54,7 @@ FULL = Sizes(
     worker=50_000,
     peers={"pgqueuer": 50_000, "outbox": 30_000, "sqlbroker": 15_000, "procrastinate": 3_000},
     latency=200,
-    latency_rounds=3,
+    latency_rounds=5,
 )
 QUICK = Sizes(
     rounds=3,
