@@ -124,6 +124,29 @@ class BatchChanged(MillpondError):
     """A batch that was published in part came again with other rows in a part; nothing was published now."""
 
 
+# --- the lake -------------------------------------------------------------------------------------
+
+
+class LakeError(MillpondError):
+    """Something is wrong with a lake, or with whose it is; nothing was written to it."""
+
+
+class NoLake(LakeError):
+    """There is no lake in this folder."""
+
+
+class LakeFenced(LakeError):
+    """Another export or compaction of the lake has begun since: this one has committed nothing, and may not."""
+
+
+class LakeDamaged(LakeError):
+    """The lake's log has a hole, a file is missing, or it is of a format that this version does not know."""
+
+
+class WrongLake(LakeError):
+    """The database was exported to another lake, or the lake is of another database: nothing was exported."""
+
+
 # --- the database ---------------------------------------------------------------------------------
 
 
