@@ -1,0 +1,16 @@
+"""What happened in the queues, in figures: from the lake or the archive, and from the live messages.
+
+    found = report(archive, live)
+    found.print()
+    found.write_page("report.html")
+    found.write_tables("report")
+
+Every figure, and the columns of every table: docs/reference/report.md.
+"""
+
+from __future__ import annotations
+
+from millpond.spark.report.figures import ARCHIVE_COLUMNS, LIVE_COLUMNS
+from millpond.spark.report.report import Report, report
+
+__all__ = ["ARCHIVE_COLUMNS", "LIVE_COLUMNS", "Report", "report"]

@@ -1,0 +1,140 @@
+"""A report on a terminal. Names, reasons and errors are others' texts: they are shown, and do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from millpond.spark.report.report import Report
+
+_WIDE = 160
+"""Columns when nobody's terminal says how many there are."""
+_LISTED = 10
+_LAST_PERIODS = 24
+_UNITS = ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (120.0, 1.0, "s"), (7200.0, 1 / 60, "min"), (172_800.0, 1 / 3600, "h"))
+
+
+def print_report(report: Report, console: Console | None = None) -> None:
+    console = console or Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(file=console.file, width=_WIDE, highlight=False)
+    summary = report.rows("summary")
+    if summary:
+        console.print(_headline(summary[0]))
+        for part in _SETTLED:
+            part.print(report, console)
+    else:
+        console.print("No message was settled in this time.")
+    if "backlog" in report.tables:
+        _BACKLOG.print(report, console)
+
+
+def duration(seconds: float | None) -> str:
+    """
+    >>> duration(0.0123), duration(75), duration(7_500), duration(None)
+    ('12.3 ms', '75 s', '125 min', '')
+    """
+    if seconds is None:
+        return ""
+    for below, factor, unit in _UNITS:
+        if seconds < below:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds / 86_400:,.3g} d"
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def when(moment: datetime | None) -> str:
+    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"
+
+
+def plain(text: str | None) -> str:
+    """Text that does nothing to a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text or "")
+
+
+def _headline(row: Mapping[str, Any]) -> Text:
+    rate = "" if row["per_second"] is None else f", {row['per_second']:,.4g} per second"
+    return Text(
+        f"{row['settled']:,} settled: {row['completed']:,} completed, {row['failed']:,} failed{rate}; "
+        f"{row['retries']:,} retries, {row['redeliveries']:,} redeliveries; "
+        f"{when(row['first_at'])} to {when(row['last_at'])} UTC",
+        "bold",
+    )
+
+
+class _Part:
+    """One of the printed tables: which columns of which table, under which heads."""
+
+    def __init__(
+        self,
+        table: str,
+        title: str,
+        columns: Mapping[str, tuple[str, Callable[[Any], str]]],
+        rows: Callable[[Sequence[Any]], Sequence[Any]] = lambda rows: rows,
+    ) -> None:
+        self.table = table
+        self._title = title
+        self._columns = columns
+        self._rows = rows
+
+    def print(self, report: Report, console: Console) -> None:
+        rows = report.rows(self.table)
+        if not rows:
+            return
+        grid = Table(title=Text(self._title), title_justify="left", title_style="bold", box=None, pad_edge=False)
+        for head, show in self._columns.values():
+            text = show is plain
+            grid.add_column(
+                head, justify="left" if text else "right", overflow="fold" if text else "ellipsis", no_wrap=not text
+            )
+        for row in self._rows(rows):
+            grid.add_row(*(Text(show(row[name])) for name, (_, show) in self._columns.items()))
+        console.print()
+        console.print(grid)
+
+
+_COUNTS = {
+    "settled": ("settled", number),
+    "failed": ("failed", number),
+    "retries": ("retries", number),
+    "redeliveries": ("redelivered", number),
+}
+_TIMES = {
+    f"{time}_{suffix}_s": (f"{head} {suffix}", duration)
+    for time, head in (("waiting", "waits"), ("handling", "runs"))
+    for suffix in ("p50", "p90", "p99")
+}
+_MESSAGE = {
+    "queue": ("queue", plain),
+    "id": ("id", plain),
+    "state": ("state", plain),
+    "deliveries": ("deliveries", number),
+    "attempts": ("attempts", number),
+    "handling_s": ("ran", duration),
+    "error": ("last error", plain),
+}
+_SETTLED = (
+    _Part("by_queue", "Queues", {"queue": ("queue", plain), **_COUNTS, **_TIMES}),
+    _Part("by_time", "Over time (the last periods)", {"at": ("from (UTC)", when), **_COUNTS, **_TIMES},
+          lambda rows: rows[-_LAST_PERIODS:]),
+    _Part("failures", "Failures", {
+        "failed": ("failed", number), "queue": ("queue", plain), "reason": ("reason", plain),
+        "exception": ("exception", plain), "last_at": ("last (UTC)", when), "example_id": ("for example", plain),
+    }, lambda rows: rows[:_LISTED]),
+    _Part("slowest", "Slowest messages", _MESSAGE, lambda rows: rows[:_LISTED]),
+    _Part("poisonous", "Poisonous messages", _MESSAGE, lambda rows: rows[:_LISTED]),
+)  # fmt: skip
+_BACKLOG = _Part("backlog", "Waiting now", {
+    "queue": ("queue", plain), "pending": ("pending", number), "processing": ("processing", number),
+    "retryable": ("retryable", number), "due": ("due", number), "scheduled": ("scheduled", number),
+    "suspect": ("suspect", number), "overdue_s": ("oldest overdue", duration),
+})  # fmt: skip
