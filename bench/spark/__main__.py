@@ -13,19 +13,22 @@ from bench.measure import Measurement
 from bench.report import print_table, write_json, write_markdown
 from bench.spark.batch import batch
 from bench.spark.ground import Ground, ground
+from bench.spark.report import ROWS as REPORT_ROWS
+from bench.spark.report import measure_report
 from bench.spark.sink import sink
 from bench.spark.stream import stream
 
 Measure = Callable[[Ground, int, int], Awaitable[list[Measurement]]]
 """Of so many rows, in so many rounds."""
 
-MEASURES: dict[str, Measure] = {"batch": batch, "sink": sink, "stream": stream}
+MEASURES: dict[str, Measure] = {"batch": batch, "sink": sink, "stream": stream, "report": measure_report}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.spark", description=__doc__)
     parser.add_argument("--only", metavar="NAME", action="append", choices=MEASURES, help="may be repeated")
     parser.add_argument("--rows", type=int, default=1_000_000, help="default: %(default)s")
+    parser.add_argument("--report-rows", type=int, default=REPORT_ROWS, help="of the report's; default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--no-bars", action="store_true", help="succeed also if a bar is missed")
     parser.add_argument("--json", type=Path, default=Path("build/bench-spark.jsonl"), help="default: %(default)s")
@@ -35,7 +38,8 @@ def main() -> int:
     with ground() as place:
         for name in options.only or MEASURES:
             began = time.monotonic()
-            measured = asyncio.run(MEASURES[name](place, options.rows, options.rounds))
+            rows = options.report_rows if name == "report" else options.rows
+            measured = asyncio.run(MEASURES[name](place, rows, options.rounds))
             seconds = {"seconds": round(time.monotonic() - began, 1)}
             found += [measurement.with_facts({**place.facts, **seconds}) for measurement in measured]
     console = Console()

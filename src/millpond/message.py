@@ -175,6 +175,11 @@ def replayed_id(original: UUID, replay: str) -> UUID:
     return uuid.uuid5(original, replay)
 
 
+def replayed_headers(headers: str | None, original: UUID) -> str:
+    """The headers, as they are stored, of a message that is replayed."""
+    return msgspec.json.encode({**decode_headers(headers), "replay-of": str(original)}).decode()
+
+
 def draft(message: Message, *, body_limit: int = BODY_LIMIT) -> Draft:
     """Check a message, or say exactly what is wrong with it."""
     given_type: type = type(message)

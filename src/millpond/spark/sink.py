@@ -119,13 +119,14 @@ class Sink:
 
     # --- on the driver ------------------------------------------------------------------------------
 
-    def commit(self, batch: Batch, loaded: Sequence[Loaded]) -> None:
-        asyncio.run(self._publish(batch, WHOLE, loaded if self.atomic else []))
+    def commit(self, batch: Batch, loaded: Sequence[Loaded]) -> list[Written]:
+        """Publish the batch; returns what came of it, of each shard."""
+        return asyncio.run(self._publish(batch, WHOLE, loaded if self.atomic else []))
 
     def abort(self, batch: Batch) -> None:
         asyncio.run(self._each(lambda store, _: store.collect(batch)))
 
-    async def _publish(self, batch: Batch, part: int, loaded: Sequence[Loaded]) -> None:
+    async def _publish(self, batch: Batch, part: int, loaded: Sequence[Loaded]) -> list[Written]:
         async def publish(store: DatabaseStore, shard: int) -> Written:
             written = await store.publish_lots(
                 batch,
@@ -139,7 +140,8 @@ class Sink:
                 await store.collect(batch)
             return written
 
-        for written in await self._each(publish):
+        found: list[Written] = await self._each(publish)
+        for written in found:
             if written.again:
                 log.warning("%s: batch %s had been published before; nothing was written", batch.writer, batch.number)
             elif written.rows > written.new and self._layout.given:
@@ -149,6 +151,7 @@ class Sink:
                     written.rows,
                     written.rows - written.new,
                 )
+        return found
 
     async def _each(self, do: Any) -> list[Any]:
         """On all shards at once; one that fails keeps no other from its end."""

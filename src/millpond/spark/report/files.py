@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -14,12 +15,12 @@ import pyarrow.parquet
 
 def write_tables(tables: Mapping[str, pa.Table], folder: Path, *, csv: bool) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, table in tables.items():
-        paths.append(_write(folder / f"{name}.parquet", lambda file, t=table: pa.parquet.write_table(t, file)))
-        if csv:
-            paths.append(_write(folder / f"{name}.csv", lambda file, t=table: pa.csv.write_csv(t, file)))
-    return paths
+    forms = {"parquet": pa.parquet.write_table} | ({"csv": pa.csv.write_csv} if csv else {})
+    return [
+        _write(folder / f"{name}.{form}", partial(write, table))
+        for name, table in tables.items()
+        for form, write in forms.items()
+    ]
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -28,11 +29,11 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def _write(path: Path, write: Callable[[IO[bytes]], object]) -> Path:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with partial.open("wb") as file:
+        with unfinished.open("wb") as file:
             write(file)
-        partial.replace(path)
+        unfinished.replace(path)
     finally:
-        partial.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
     return path

@@ -105,7 +105,7 @@ def _with_most(of: Column) -> Column:
 
 @contextmanager
 def _many_groups(spark: SparkSession) -> Iterator[None]:
-    before = spark.conf.get(_GROUPS_IN_MEMORY)
+    before = spark.conf.get(_GROUPS_IN_MEMORY) or ""
     spark.conf.set(_GROUPS_IN_MEMORY, str(_GROUPS))
     try:
         yield

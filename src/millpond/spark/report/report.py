@@ -15,7 +15,6 @@ from millpond.spark.report import figures, measure
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
-    from rich.console import Console
 
 SHORTEST = timedelta(seconds=1)
 
@@ -36,12 +35,6 @@ class Report:
     def rows(self, table: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.tables[table].to_pylist()
         return found
-
-    def print(self, console: Console | None = None) -> None:
-        """Tables for a terminal."""
-        from millpond.spark.report.terminal import print_report
-
-        print_report(self, console)
 
     def write_tables(self, folder: str | Path, *, csv: bool = False) -> list[Path]:
         """One Parquet file for each table, and one CSV file if wanted; returns their paths."""
@@ -89,7 +82,9 @@ def report(
         tables[name] = _with_rate(name, tables[name], tables["summary"], since, until)
     if live is not None:
         tables["backlog"] = measure.backlog(measure.chosen(live, queues), made_at)
-    return Report(tables, made_at, every, since, until, tuple(queues))
+    return Report(
+        {name: tables[name] for name in figures.TABLES if name in tables}, made_at, every, since, until, tuple(queues)
+    )
 
 
 def _with_rate(

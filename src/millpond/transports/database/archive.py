@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-import msgspec
-
-from millpond.message import SETTLED, State, decode_headers, replayed_id
+from millpond.message import SETTLED, State, replayed_headers, replayed_id
 from millpond.transports.database import statements as sql
 from millpond.transports.database.browse import archived_queues
 from millpond.transports.database.dialect import Dialect
@@ -95,13 +93,9 @@ def replay(
         new_id = replayed_id(id_, name)
         if new_id in new:
             published[new_id] = queue or old_queue
-            values.append((d.id_in(new_id), published[new_id], _headers(headers, id_), key, archived_at, now))
+            values.append((d.id_in(new_id), published[new_id], replayed_headers(headers, id_), key, archived_at, now))
     if values:
         yield Many(d.sql(sql.REPLAY), ("new_id", "queue", "headers", "id", "archived_at", "now"), values)
         if notify:
             yield from announce(d, set(published.values()))
     return published
-
-
-def _headers(text: str | None, original: UUID) -> str:
-    return msgspec.json.encode({**decode_headers(text), "replay-of": str(original)}).decode()

@@ -144,11 +144,8 @@ function timeTicks(from, until, every, width) {
   const most = Math.max(2, Math.floor(width / 90));
   const step = STEPS.find((one) => one >= every && (until - from) / one <= most) ?? STEPS[STEPS.length - 1];
   const ticks = [];
-  let day = null;
   for (let ms = Math.ceil(from / step) * step; ms < until; ms += step) {
-    const today = date(ms);
-    ticks.push([ms, step >= DAY ? today : today !== day && ticks.length % 2 === 0 && day !== null ? today : time(ms, step < MINUTE)]);
-    day = today;
+    ticks.push([ms, ms % DAY ? time(ms, step < MINUTE) : date(ms)]);
   }
   return ticks;
 }
@@ -195,11 +192,16 @@ function bars(rows) {
   }));
 }
 
-// columns: [[head, of(row), class]]
+// columns: [{head, of(row), kind, group}]; neighbours of one group share a head.
 function table(rows, columns) {
+  const head = ({ head, kind }) => make("th", { class: kind === "id" ? "text" : kind }, head);
+  const groups = columns.filter((column, n) => !n || !column.group || column.group !== columns[n - 1].group).map((column) => {
+    const size = column.group ? columns.filter((one) => one.group === column.group).length : 1;
+    return make("th", { class: "group", colspan: size }, column.group ?? "");
+  });
   return make("div", { class: "scroll" }, make("table", {},
-    make("thead", {}, make("tr", {}, columns.map(([head, , kind]) => make("th", { class: kind === "id" ? "text" : kind }, head)))),
-    make("tbody", {}, rows.map((row) => make("tr", {}, columns.map(([, of, kind]) => {
+    make("thead", {}, columns.some((column) => column.group) ? make("tr", {}, groups) : null, make("tr", {}, columns.map(head))),
+    make("tbody", {}, rows.map((row) => make("tr", {}, columns.map(({ of, kind }) => {
       const text = of(row);
       return make("td", { class: kind, title: kind === "text" ? text : null }, text);
     }))))));

@@ -6,14 +6,19 @@ const chooser = document.getElementById("queue");
 const every = data.every_s * 1000;
 const PERCENTILES = ["p50", "p90", "p99"];
 const LISTED = 10;
+const PERIOD = { 1: "second", 60: "minute", 3600: "hour", 86400: "day" }[data.every_s] ?? duration(data.every_s);
+const OUTCOMES = ["completed", "failed"].map((name) => ({ name, kind: name, of: (row) => row[name] }));
+const COUNTS = ["failed", "retries", "redeliveries"].map((name) => ({ head: name, of: (row) => count(row[name]) }));
+const TIMES = ["waiting", "handling"].flatMap((which) => PERCENTILES.map((name) =>
+  ({ head: name, group: `${which} time`, of: (row) => duration(row[`${which}_${name}_s`]) })));
 const ALL = "all";
 let renders = []; // of the charts that are shown: a chart takes its width from the page, so that it is drawn when it is there
 
 for (const row of [...data.by_time, ...data.by_queue_and_time]) row.ms = Date.parse(row.at);
 
-function card(title, { wide, legend } = {}) {
+function card(title, { size, legend } = {}) {
   const names = legend?.map(({ kind, name }) => make("span", {}, make("i", { class: kind }), name));
-  return make("section", { class: wide ? "card wide" : "card" },
+  return make("section", { class: `card ${size ?? ""}` },
     make("div", { class: "head" }, make("h2", {}, title), names && make("div", { class: "legend" }, names)));
 }
 
@@ -35,8 +40,8 @@ function filled(rows) {
   return found;
 }
 
-function overTime(title, rows, { kinds, scale, paint, format, wide, label, none }) {
-  const made = card(title, { wide, legend: kinds });
+function overTime(title, rows, { kinds, scale, paint, format, size, label, none }) {
+  const made = card(title, { size, legend: kinds });
   if (!rows.some((row) => kinds.some((kind) => kind.of(row) > 0))) return empty(made, none);
   const chart = { rows, kinds, every, label, format, scale: scale(rows, kinds), paint: paint(rows, kinds, every) };
   const place = make("div");
@@ -46,10 +51,10 @@ function overTime(title, rows, { kinds, scale, paint, format, wide, label, none 
 }
 
 function throughput(rows) {
-  return overTime(`Settled messages per ${duration(data.every_s).replace(/^1 /, "")}`, rows, {
-    wide: true, scale: countScale, paint: stackedBars, format: count, none: "No message was settled in this time.",
+  return overTime(`Settled messages per ${PERIOD}`, rows, {
+    size: "wide", scale: countScale, paint: stackedBars, format: count, none: "No message was settled in this time.",
     label: "Settled messages over time, completed and failed",
-    kinds: [{ name: "completed", kind: "completed", of: (row) => row.completed }, { name: "failed", kind: "failed", of: (row) => row.failed }],
+    kinds: OUTCOMES,
   });
 }
 
@@ -61,7 +66,7 @@ function percentiles(which, title, rows) {
 }
 
 function again(rows) {
-  return overTime("Retries and other redeliveries", rows, {
+  return overTime(`Retries and other redeliveries per ${PERIOD}`, rows, {
     scale: countScale, paint: stackedBars, format: count, none: "Every message was done with one delivery.",
     label: "Retries and redeliveries over time",
     kinds: [{ name: "retries", kind: "retry", of: (row) => row.retries },
@@ -88,8 +93,8 @@ function failures(title, by, rows, missing) {
   return made;
 }
 
-function slowest(rows) {
-  const made = card("Slowest messages");
+function slowest(rows, size) {
+  const made = card("Slowest messages", { size, legend: OUTCOMES });
   if (!rows.length) return empty(made, "No handler ran in this time.");
   made.append(bars(rows.slice(0, LISTED).map((row) => ({
     name: `${row.queue} · ${row.id}`, parts: [[row.state.toLowerCase(), row.handling_s]], text: duration(row.handling_s), title: row.id,
@@ -102,12 +107,13 @@ function slowest(rows) {
 }
 
 function poisonous(rows) {
-  const made = card("Poisonous messages: two or more deliveries without a result", { wide: true });
+  const made = card("Poisonous messages: two or more deliveries without a result", { size: "wide" });
   if (!rows.length) return empty(made, "None: no message was lost to crashes twice.");
   made.append(table(rows.slice(0, LISTED), [
-    ["queue", (row) => row.queue, "text"], ["id", (row) => row.id, "id"], ["state", (row) => row.state, "text"],
-    ["deliveries", (row) => count(row.deliveries)], ["attempts", (row) => count(row.attempts)],
-    ["reason", (row) => row.reason ?? "", "text"], ["last error", (row) => row.error ?? "", "text"],
+    { head: "queue", of: (row) => row.queue, kind: "text" }, { head: "id", of: (row) => row.id, kind: "id" },
+    { head: "state", of: (row) => row.state, kind: "text" }, { head: "deliveries", of: (row) => count(row.deliveries) },
+    { head: "attempts", of: (row) => count(row.attempts) }, { head: "reason", of: (row) => row.reason ?? "", kind: "text" },
+    { head: "last error", of: (row) => row.error ?? "", kind: "text" },
   ]));
   return made;
 }
@@ -127,20 +133,17 @@ function backlog(rows) {
 }
 
 function queues(rows) {
-  const made = card("Queues", { wide: true });
+  const made = card("Queues", { size: "wide" });
   if (!rows.length) return empty(made, "No message was settled in this time.");
-  const times = ["waiting", "handling"].flatMap((which) => PERCENTILES.map((name) => [`${which} ${name}`, (row) => duration(row[`${which}_${name}_s`])]));
-  made.append(table(rows, [["queue", (row) => row.queue, "text"], ["settled", (row) => count(row.settled)], ["failed", (row) => count(row.failed)],
-    ["retries", (row) => count(row.retries)], ["redeliveries", (row) => count(row.redeliveries)], ...times]));
+  made.append(table(rows, [{ head: "queue", of: (row) => row.queue, kind: "text" },
+    { head: "settled", of: (row) => count(row.settled) }, ...COUNTS, ...TIMES]));
   return made;
 }
 
 function periods(rows) {
-  const made = make("details", {}, make("summary", {}, "The same as a table"));
-  const times = ["waiting", "handling"].flatMap((which) => PERCENTILES.map((name) => [`${which} ${name}`, (row) => duration(row[`${which}_${name}_s`])]));
-  made.append(table(rows.filter((row) => row.settled), [["from (UTC)", (row) => moment(row.ms)], ["completed", (row) => count(row.completed)],
-    ["failed", (row) => count(row.failed)], ["retries", (row) => count(row.retries)], ["redeliveries", (row) => count(row.redeliveries)], ...times]));
-  return made;
+  return make("details", {}, make("summary", {}, "The same as a table"), table(rows.filter((row) => row.settled), [
+    { head: "from (UTC)", of: (row) => moment(row.ms), kind: "text" }, { head: "completed", of: (row) => count(row.completed) },
+    ...COUNTS, ...TIMES]));
 }
 
 function tiles(row, live) {
@@ -166,8 +169,9 @@ function show() {
   if (rows.length) first.append(periods(rows));
   main.replaceChildren(tiles(queue === null ? data.summary : of(data.by_queue)[0] ?? null, live), make("div", { class: "grid" },
     first, percentiles("waiting", "Waiting time", rows), percentiles("handling", "Handling time", rows), again(rows),
-    live ? backlog(live) : null, failures("Failures by reason", "reason", of(data.failures), "no reason"),
-    failures("Failures by exception", "exception", of(data.failures), "no exception"), slowest(of(data.slowest)),
+    slowest(of(data.slowest), live ? "tall" : ""), live ? backlog(live) : null,
+    failures("Failures by reason", "reason", of(data.failures), "no reason"),
+    failures("Failures by exception", "exception", of(data.failures), "no exception"),
     queues(of(data.by_queue)), poisonous(of(data.poisonous)), data.left_out ? make("p", { class: "note" }, data.left_out) : null));
   renders = renders.map((render) => render());
 }

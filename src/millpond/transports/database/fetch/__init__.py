@@ -22,6 +22,7 @@ from millpond.transports.database.fetch.columns import Column, Kind, select
 from millpond.transports.database.fetch.slices import Read, Slice
 from millpond.transports.database.migrate import APPLIED, judge
 from millpond.transports.database.statement import Rows
+from millpond.transports.database.statements import NOW
 
 if TYPE_CHECKING:
     import pyarrow
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from millpond.transports.database.dialect import Dialect
     from millpond.transports.url import Url
 
-__all__ = ["Column", "Fetcher", "Kind", "Read", "Slice", "check", "open_fetcher", "select"]
+__all__ = ["Column", "Fetcher", "Kind", "Read", "Slice", "check", "now", "open_fetcher", "select"]
 
 
 class Fetcher(Protocol):
@@ -92,3 +93,9 @@ def check(fetcher: Fetcher, url: Url) -> None:
     except NotMigrated:
         version = 0
     judge(version, fetcher.dialect, str(url))
+
+
+def now(fetcher: Fetcher) -> int:
+    """The database's own moment, in microseconds."""
+    moment: int = fetcher.rows(NOW, {"now": None})[0][0]
+    return moment

@@ -1,4 +1,4 @@
-"""A report on a terminal. Names, reasons and errors are others' texts: they are shown, and do nothing."""
+"""A report on a terminal."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from millpond.spark.report.report import Report
+from millpond.cli.table import WIDE, plain
 
-_WIDE = 160
-"""Columns when nobody's terminal says how many there are."""
+if TYPE_CHECKING:
+    from millpond.spark.report import Report
+
+Show = Callable[[Any], str]
 _LISTED = 10
 _LAST_PERIODS = 24
 _UNITS = ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (120.0, 1.0, "s"), (7200.0, 1 / 60, "min"), (172_800.0, 1 / 3600, "h"))
@@ -23,7 +24,7 @@ _UNITS = ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (120.0, 1.0, "s"), (7200.0, 1 / 
 def print_report(report: Report, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     if not console.is_terminal:
-        console = Console(file=console.file, width=_WIDE, highlight=False)
+        console = Console(file=console.file, width=WIDE, highlight=False)
     summary = report.rows("summary")
     if summary:
         console.print(_headline(summary[0]))
@@ -56,9 +57,9 @@ def when(moment: datetime | None) -> str:
     return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"
 
 
-def plain(text: str | None) -> str:
-    """Text that does nothing to a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text or "")
+def text(value: str | None) -> str:
+    """Names, reasons and errors are others' texts: they are shown, and do nothing."""
+    return plain(value or "")
 
 
 def _headline(row: Mapping[str, Any]) -> Text:
@@ -78,7 +79,7 @@ class _Part:
         self,
         table: str,
         title: str,
-        columns: Mapping[str, tuple[str, Callable[[Any], str]]],
+        columns: Mapping[str, tuple[str, Show]],
         rows: Callable[[Sequence[Any]], Sequence[Any]] = lambda rows: rows,
     ) -> None:
         self.table = table
@@ -92,49 +93,47 @@ class _Part:
             return
         grid = Table(title=Text(self._title), title_justify="left", title_style="bold", box=None, pad_edge=False)
         for head, show in self._columns.values():
-            text = show is plain
-            grid.add_column(
-                head, justify="left" if text else "right", overflow="fold" if text else "ellipsis", no_wrap=not text
-            )
+            is_text = show is text
+            grid.add_column(head, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
         for row in self._rows(rows):
             grid.add_row(*(Text(show(row[name])) for name, (_, show) in self._columns.items()))
         console.print()
         console.print(grid)
 
 
-_COUNTS = {
+_COUNTS: dict[str, tuple[str, Show]] = {
     "settled": ("settled", number),
     "failed": ("failed", number),
     "retries": ("retries", number),
     "redeliveries": ("redelivered", number),
 }
-_TIMES = {
+_TIMES: dict[str, tuple[str, Show]] = {
     f"{time}_{suffix}_s": (f"{head} {suffix}", duration)
     for time, head in (("waiting", "waits"), ("handling", "runs"))
     for suffix in ("p50", "p90", "p99")
 }
-_MESSAGE = {
-    "queue": ("queue", plain),
-    "id": ("id", plain),
-    "state": ("state", plain),
+_MESSAGE: dict[str, tuple[str, Show]] = {
+    "queue": ("queue", text),
+    "id": ("id", text),
+    "state": ("state", text),
     "deliveries": ("deliveries", number),
     "attempts": ("attempts", number),
     "handling_s": ("ran", duration),
-    "error": ("last error", plain),
+    "error": ("last error", text),
 }
 _SETTLED = (
-    _Part("by_queue", "Queues", {"queue": ("queue", plain), **_COUNTS, **_TIMES}),
+    _Part("by_queue", "Queues", {"queue": ("queue", text), **_COUNTS, **_TIMES}),
     _Part("by_time", "Over time (the last periods)", {"at": ("from (UTC)", when), **_COUNTS, **_TIMES},
           lambda rows: rows[-_LAST_PERIODS:]),
     _Part("failures", "Failures", {
-        "failed": ("failed", number), "queue": ("queue", plain), "reason": ("reason", plain),
-        "exception": ("exception", plain), "last_at": ("last (UTC)", when), "example_id": ("for example", plain),
+        "failed": ("failed", number), "queue": ("queue", text), "reason": ("reason", text),
+        "exception": ("exception", text), "last_at": ("last (UTC)", when), "example_id": ("for example", text),
     }, lambda rows: rows[:_LISTED]),
     _Part("slowest", "Slowest messages", _MESSAGE, lambda rows: rows[:_LISTED]),
     _Part("poisonous", "Poisonous messages", _MESSAGE, lambda rows: rows[:_LISTED]),
 )  # fmt: skip
 _BACKLOG = _Part("backlog", "Waiting now", {
-    "queue": ("queue", plain), "pending": ("pending", number), "processing": ("processing", number),
+    "queue": ("queue", text), "pending": ("pending", number), "processing": ("processing", number),
     "retryable": ("retryable", number), "due": ("due", number), "scheduled": ("scheduled", number),
     "suspect": ("suspect", number), "overdue_s": ("oldest overdue", duration),
 })  # fmt: skip
