@@ -1,41 +1,32 @@
-"""Millpond, the thin front: bodies become messages, and a URL becomes a transport when it is first needed.
-
-A transport belongs to the event loop that opened it, so a pond keeps one for each loop it is used in.
-Synchronous callers need none: within their own transaction nothing is connected at all, and without one a
-private thread does the waiting.
-"""
+"""Millpond, the thin front: bodies become messages, and subscribers become a worker."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import inspect
-import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
-from functools import cached_property
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 from uuid import UUID
-from weakref import WeakKeyDictionary
 
 from millpond import transports
 from millpond.clock import ManualClock, Seconds
 from millpond.codec import CONTENT_TYPE, encode
-from millpond.errors import Closed, InvalidMessage, InvalidOption, MillpondError, not_supported
+from millpond.connections import Connections
+from millpond.errors import InvalidMessage, MillpondError
 from millpond.message import DEFAULT_PRIORITY, Message
 from millpond.subscribers import Subscribers
 from millpond.telemetry import LeasesLost, Reaped, Reconnected, Telemetry, log_event
 from millpond.testing import TestPond
-from millpond.transport import Capability, Store, Transport
-from millpond.transports.observed import Observed
+from millpond.transport import Transport
 from millpond.transports.url import Url
 from millpond.worker import Worker
 
-T = TypeVar("T")
 HOOK = TypeVar("HOOK", bound=Callable[[], Any])
 
 
@@ -56,13 +47,7 @@ class Millpond(Subscribers):
         self._worker: Worker | None = None
         self._ended = asyncio.Event()
         self._url = Url(url)
-        self._options = options
-        self._opening: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[Transport]] = WeakKeyDictionary()
-        self._thread: _LoopThread | None = None
-        self._guard = threading.Lock()
-        self._closed = False
-        self._pid = os.getpid()
-        self._left_by_fork: list[Any] = []
+        self._connections = Connections(self._url, options, self.telemetry)
 
     def __repr__(self) -> str:
         return f"<Millpond {self._url}>"
@@ -135,9 +120,8 @@ class Millpond(Subscribers):
         """`publish` for synchronous code: `within` your session or connection, or on a private thread."""
         message = _message(queue, body, id, key, priority, delay, due_at, expires, headers)
         if within is not None:
-            self._check_open()
-            return self._detached.publish_sync([message], within=within)[0].id
-        return self._wait_for(lambda: self._publish([message], None))[0]
+            return self._connections.detached.publish_sync([message], within=within)[0].id
+        return self._connections.wait_for(lambda: self._publish([message], None))[0]
 
     # --- work ---------------------------------------------------------------------------------------
 
@@ -182,12 +166,12 @@ class Millpond(Subscribers):
         self._ended.clear()
         try:
             with _told_by_signals(worker.stop if signals else None):
-                transport = await self._connected_unless(worker.stopping)
+                transport = await self._connections.here_unless(worker.stopping)
                 if transport is None:
                     return
                 await self._call("start")
                 try:
-                    await worker.run(transport, self._beside(transport))
+                    await worker.run(transport, self._connections.beside(transport))
                 finally:
                     await self._call("stop")
         finally:
@@ -214,20 +198,12 @@ class Millpond(Subscribers):
         Handlers that decide within transactions of theirs need a database: give the URL of an empty one.
         """
         clock = ManualClock()
-        loop = asyncio.get_running_loop()
         options = {"migrate": True} if transports.is_database(url) else {}
         transport = await transports.connect(url, clock=clock, telemetry=self.telemetry, **options)
-        was = self._opening.get(loop)
-        opened = loop.create_future()
-        opened.set_result(transport)
-        self._opening[loop] = opened
         try:
-            yield TestPond(self, transport, clock)
+            with self._connections.replaced_by(transport):
+                yield TestPond(self, transport, clock)
         finally:
-            if was is None:
-                del self._opening[loop]
-            else:
-                self._opening[loop] = was
             await transport.close()
 
     async def _call(self, moment: str) -> None:
@@ -236,49 +212,26 @@ class Millpond(Subscribers):
             if inspect.isawaitable(result):
                 await result
 
-    def _beside(self, transport: Transport) -> Callable[[], Awaitable[Transport]] | None:
-        """How to open a second transport to the same messages, for the heartbeat's own thread. None where there
-        cannot be one: in memory, on the caller's own pool, which belongs to this loop, and where a receipt belongs
-        to the connection that claimed."""
-        needed = Capability.SHARED | Capability.FREE_RECEIPTS
-        if needed not in transport.capabilities or self._options.get("pool") is not None:
-            return None
-        options = {**self._options, "pool_size": 1, "migrate": False}
-        return lambda: transports.connect(self._url.raw, **options)
-
-    async def _connected_unless(self, stopped: asyncio.Event) -> Transport | None:
-        """The transport, or None if somebody says stop before there is a connection."""
-        connecting, stopping = asyncio.ensure_future(self._connected()), asyncio.ensure_future(stopped.wait())
-        try:
-            await asyncio.wait([connecting, stopping], return_when=asyncio.FIRST_COMPLETED)
-            return connecting.result() if connecting.done() else None
-        finally:
-            connecting.cancel()
-            stopping.cancel()
-
     # --- connections --------------------------------------------------------------------------------
 
     @property
     def transport(self) -> Awaitable[Transport]:
         """The transport of this event loop, connected when it is first needed: `await pond.transport`."""
-        return self._connected()
+        return self._connections.here()
 
     async def close(self) -> None:
         """Stop a worker that runs here, give back connections; every later call raises `Closed`."""
         if self._worker is not None:
             self._worker.stop()
             await self._ended.wait()
-        self._closed = True
-        await asyncio.to_thread(self._close_thread)
-        await self._close_here()
+        await self._connections.close()
 
     def close_sync(self) -> None:
         """`close` for programs without an event loop."""
-        self._closed = True
-        self._close_thread()
+        self._connections.close_sync()
 
     async def __aenter__(self) -> Self:
-        await self._connected()
+        await self._connections.here()
         return self
 
     async def __aexit__(
@@ -289,100 +242,8 @@ class Millpond(Subscribers):
     # --- inside -------------------------------------------------------------------------------------
 
     async def _publish(self, messages: Sequence[Message], within: Any) -> list[UUID]:
-        transport = await self._connected()
+        transport = await self._connections.here()
         return [published.id for published in await transport.publish(messages, within=within)]
-
-    async def _connected(self) -> Transport:
-        self._check_open()
-        loop = asyncio.get_running_loop()
-        opening = self._opening.get(loop)
-        if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
-            opening = self._opening[loop] = loop.create_task(
-                transports.connect(self._url.raw, telemetry=self.telemetry, **self._options)
-            )
-        # Shielded: others may be waiting for the same connection when one of them is cancelled.
-        return await asyncio.shield(opening)
-
-    @cached_property
-    def _detached(self) -> Store:
-        store: Any = Observed(transports.detached(self._url.raw, **self._options), self.telemetry)
-        return cast(Store, store)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed(f"the pond at {self._url} was closed; make a new one")
-        if self._pid != os.getpid():
-            # After a fork neither the parent's connections nor its threads are ours. They are kept, since
-            # closing a connection here would speak to the parent's server, or let go of its locks.
-            self._left_by_fork.append((dict(self._opening), self._thread))
-            self._opening, self._thread, self._guard = WeakKeyDictionary(), None, threading.Lock()
-            self._pid = os.getpid()
-
-    def _wait_for(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine to its end from synchronous code.
-
-        In the loop that has a transport already, if that runs in another thread: a handler's thread shares its
-        worker's connections. Otherwise in a thread of our own.
-        """
-        self._check_open()
-        here = _running_loop()
-        for loop in list(self._opening):
-            if loop is not here and loop.is_running():
-                return asyncio.run_coroutine_threadsafe(work(), loop).result()
-        with self._guard:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = _LoopThread()
-            thread = self._thread
-        thread.wait_for(self._check_shared())
-        return thread.wait_for(work())
-
-    async def _check_shared(self) -> None:
-        """A second transport must reach the same messages, by connections of its own."""
-        if self._options.get("pool") is not None:
-            raise InvalidOption(
-                "the pool given to this pond belongs to an event loop; call publish_sync from another thread while "
-                "that loop runs and the pond is connected in it, or give within= a connection"
-            )
-        if Capability.SHARED not in (await self._connected()).capabilities:
-            raise not_supported(
-                "publish_sync outside a thread of a connected pond (await pond.publish instead)", Capability.SHARED
-            )
-
-    def _close_thread(self) -> None:
-        with self._guard:
-            thread, self._thread = self._thread, None
-        if thread is not None and thread.is_alive():
-            thread.wait_for(self._close_here())
-            thread.end()
-
-    async def _close_here(self) -> None:
-        opening = self._opening.pop(asyncio.get_running_loop(), None)
-        if opening is not None:
-            try:
-                transport = await opening
-            except Exception:  # it was told to whoever wanted to connect
-                return
-            await transport.close()
-
-
-class _LoopThread(threading.Thread):
-    """An event loop in a thread of its own; it never keeps a program from ending."""
-
-    def __init__(self) -> None:
-        super().__init__(name="millpond-pond", daemon=True)
-        self._loop = asyncio.new_event_loop()
-        self.start()
-
-    def run(self) -> None:
-        self._loop.run_forever()
-        self._loop.close()
-
-    def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def end(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self.join()
 
 
 @contextlib.contextmanager
@@ -402,13 +263,6 @@ def _told_by_signals(stop: Callable[[], None] | None) -> Iterator[None]:
             loop.remove_signal_handler(number)
             if handler is not None:  # None: not set by Python, and not ours to set again
                 signal.signal(number, handler)
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def _message(

@@ -72,7 +72,7 @@ def _work_beside(pond: Millpond) -> None:
         await asyncio.sleep(1.5 * LONGER)
         pond.stop()
         await run
-        opening = pond._opening.pop(asyncio.get_running_loop())
+        opening = pond._connections._opening.pop(asyncio.get_running_loop())
         await (await opening).close()
 
     asyncio.run(work())
@@ -214,7 +214,7 @@ async def test_a_hung_handler_loses_its_lease_after_its_timeout(make_pond: Calla
     def work() -> None:
         async def run() -> None:
             await hung.run(signals=False, graceful_timeout=1)
-            await (await hung._opening.pop(asyncio.get_running_loop())).close()
+            await (await hung._connections._opening.pop(asyncio.get_running_loop())).close()
 
         asyncio.run(run())
 
