@@ -12,6 +12,7 @@ from rich.console import Console
 from bench.measure import Measurement
 from bench.report import print_table, write_json, write_markdown
 from bench.spark.batch import batch
+from bench.spark.export import export
 from bench.spark.ground import Ground, ground
 from bench.spark.report import ROWS as REPORT_ROWS
 from bench.spark.report import measure_report
@@ -21,7 +22,13 @@ from bench.spark.stream import stream
 Measure = Callable[[Ground, int, int], Awaitable[list[Measurement]]]
 """Of so many rows, in so many rounds."""
 
-MEASURES: dict[str, Measure] = {"batch": batch, "sink": sink, "stream": stream, "report": measure_report}
+MEASURES: dict[str, Measure] = {
+    "batch": batch,
+    "export": export,
+    "sink": sink,
+    "stream": stream,
+    "report": measure_report,
+}
 
 
 def main() -> int:

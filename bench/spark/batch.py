@@ -23,12 +23,12 @@ FROM generate_series(1, %s) n, (SELECT (extract(epoch FROM now()) * 1000000)::bi
 
 async def batch(ground: Ground, rows: int, rounds: int) -> list[Measurement]:
     """Each reads every column, or four of them, into nothing; a first round warms everything up."""
-    leaf, pages = _fill(ground, rows)
+    leaf, pages = fill(ground, rows)
     works = {
         "ours": _work(lambda: _ours(ground)),
-        "theirs": _work(lambda: _jdbc(ground, leaf, pages, "*")),
+        "theirs": _work(lambda: jdbc(ground, leaf, pages, "*")),
         "ours, some": _work(lambda: _ours(ground, columns=",".join(SOME))),
-        "theirs, some": _work(lambda: _jdbc(ground, leaf, pages, *SOME)),
+        "theirs, some": _work(lambda: jdbc(ground, leaf, pages, *SOME)),
     }
     took = await take_turns(works, rounds + 1)
     ground.execute("TRUNCATE message_archive")
@@ -47,7 +47,7 @@ async def batch(ground: Ground, rows: int, rounds: int) -> list[Measurement]:
     ]
 
 
-def _fill(ground: Ground, rows: int) -> tuple[str, int]:
+def fill(ground: Ground, rows: int) -> tuple[str, int]:
     """Returns the partition that holds them, and its pages."""
     with psycopg.connect(ground.url, autocommit=True) as connection:
         connection.execute(FILL, (rows,))
@@ -74,7 +74,7 @@ def _ours(ground: Ground, **options: str) -> Any:
     return reader.option("minPartitions", PARTS).load()
 
 
-def _jdbc(ground: Ground, leaf: str, pages: int, *columns: str) -> Any:
+def jdbc(ground: Ground, leaf: str, pages: int, *columns: str) -> Any:
     half = pages // PARTS
     ranges = [f"ctid < '({half},0)'", f"ctid >= '({half},0)'"]
     options = ground.jdbc(rewrite=False)

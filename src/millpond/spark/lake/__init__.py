@@ -6,6 +6,9 @@ tools need neither Spark nor Java.
 
 from __future__ import annotations
 
+from millpond.spark.lake.compact import Compacted, compact
+from millpond.spark.lake.export import Exported, export
 from millpond.spark.lake.read import files, read
+from millpond.spark.lake.schedule import run
 
-__all__ = ["files", "read"]
+__all__ = ["Compacted", "Exported", "compact", "export", "files", "read", "run"]

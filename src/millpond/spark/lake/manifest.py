@@ -53,6 +53,9 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """`open`, `export` or `compact`."""
     added: Sequence[File] = ()
     removed: Sequence[str] = ()
+    """Replaced by those that were added; still on the disk."""
+    forgotten: Sequence[str] = ()
+    """Removed earlier, and now deleted."""
     until: Mapping[int, int] = {}
     """Of each shard that was exported: everything archived before this moment of its clock is in the lake."""
     body: Mapping[str, str] = {}
@@ -76,6 +79,8 @@ class State(msgspec.Struct):
         for path in entry.removed:
             self.files.pop(path, None)
             self.removed[path] = entry.at_us
+        for path in entry.forgotten:
+            self.removed.pop(path, None)
         self.files.update({file.path: file for file in entry.added})
         self.until.update(entry.until)
         self.body.update(entry.body)
@@ -127,13 +132,15 @@ class Lake:
         *,
         added: Sequence[File] = (),
         removed: Sequence[str] = (),
+        forgotten: Sequence[str] = (),
         until: Mapping[int, int] | None = None,
         body: Mapping[str, str] | None = None,
     ) -> Entry:
         """Append what was done. All of it is in the lake then, or nothing."""
         if not self._epoch or self.state.epoch != self._epoch:
             raise self._fenced()
-        return self._append(what, self._epoch, added=added, removed=removed, until=until or {}, body=body or {})
+        facts = {"added": added, "removed": removed, "forgotten": forgotten, "until": until or {}, "body": body or {}}
+        return self._append(what, self._epoch, **facts)
 
     def _append(self, what: str, epoch: int, **facts: Any) -> Entry:
         entry = Entry(self.state.number + 1, epoch, SystemClock().now(), what, **facts)
@@ -143,6 +150,13 @@ class Lake:
         if entry.number % CHECKPOINT_EVERY == 0:
             replace(self._log / f"{entry.number:012}.checkpoint", msgspec.json.encode(self.state))
         return entry
+
+    def trim(self) -> None:
+        """Delete entries that the last checkpoint but one has in it: a reader may have begun with that."""
+        names = sorted(name for name in os.listdir(self._log) if not name.startswith("."))
+        checkpoints = [name for name in names if name.endswith(".checkpoint")]
+        for name in names[: names.index(checkpoints[-2])] if len(checkpoints) > 1 else ():
+            os.unlink(self._log / name)
 
     def _fenced(self) -> LakeFenced:
         return LakeFenced(
@@ -171,7 +185,7 @@ class Lake:
             state = msgspec.json.decode((self._log / checkpoints[-1]).read_bytes(), type=State)
         for name in names:
             number, _, kind = name.partition(".")
-            if kind != "json" or int(number) <= state.number:
+            if not number or kind != "json" or int(number) <= state.number:
                 continue
             if int(number) != state.number + 1:
                 raise LakeDamaged(

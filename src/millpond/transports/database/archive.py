@@ -14,6 +14,7 @@ from millpond.message import SETTLED, State, replayed_headers, replayed_id
 from millpond.transports.database import statements as sql
 from millpond.transports.database.browse import archived_queues
 from millpond.transports.database.dialect import Dialect
+from millpond.transports.database.exports import bound
 from millpond.transports.database.partitions import Cutoffs
 from millpond.transports.database.publish import unpublished
 from millpond.transports.database.reschedule import announce
@@ -29,7 +30,15 @@ REPLAY_BATCH = 500
 def cutoffs(
     d: Dialect, queue: str | None, *, older_than: int | None, states: Sequence[State], now: int | None
 ) -> Steps[Cutoffs]:
-    """What a purge may delete, by the caller's word or by each queue's own."""
+    """What a purge may delete, by the caller's word or by each queue's own, and never what a lake does not hold yet."""
+    found = yield from _allowed(d, queue, older_than=older_than, states=states, now=now)
+    exported = yield from bound(d)
+    return found if exported is None else {pair: min(until, exported) for pair, until in found.items()}
+
+
+def _allowed(
+    d: Dialect, queue: str | None, *, older_than: int | None, states: Sequence[State], now: int | None
+) -> Steps[dict[tuple[str, State], int]]:
     at = (yield Query(d.sql(sql.NOW), {"now": now}))[0][0]
     if older_than is not None:
         names = [queue] if queue is not None else (yield from archived_queues(d))

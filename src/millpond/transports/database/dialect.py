@@ -82,6 +82,8 @@ class Dialect(ABC):
     """Below every message, also those due before 1970."""
     day_partitions: ClassVar[bool] = False
     """The archive has a partition for each day, which purge can drop whole."""
+    archive_by_time: ClassVar[bool] = False
+    """The archive's rows lie in the order of archiving."""
     words: ClassVar[Mapping[str, str]]
     overrides: ClassVar[Mapping[str, str]] = {}
     """Shared text -> this database's own, each with its reason beside it."""
@@ -89,7 +91,7 @@ class Dialect(ABC):
     TABLES = (
         *("message", "archive", "dedupe", "once", "queue", "worker", "migration"),
         *("stream", "stream_claim", "stream_message"),
-        *("lot", "staging", "written"),
+        *("lot", "staging", "written", "export"),
     )
 
     def __init__(self, *, schema: str | None = None, prefix: str = "") -> None:
@@ -171,6 +173,12 @@ class Dialect(ABC):
         shared = tuple(params.values())
         return Many(self.sql(NOTE), (*params, "id", "outcome", "delay", "reason"), [(*shared, *row) for row in rows])
 
+    def late(self, low: int, at: int) -> Steps[dict[str, int]]:
+        """Who has archived something from `low` on and before `at`, and has not committed it: of each, and be it by a
+        guess that is too early, since when. Nothing to ask where whoever writes is alone."""
+        yield from ()
+        return {}
+
     @abstractmethod
     def trouble(self, error: BaseException) -> Trouble:
         """What a driver's exception means."""
@@ -205,5 +213,6 @@ _TABLE_NAMES = {
     "lot": "message_lot",
     "staging": "message_staging",
     "written": "message_written",
+    "export": "message_export",
 }
 """Small tables carry `message_` too, since they live in the schema of somebody's application."""

@@ -13,7 +13,7 @@ import msgspec
 
 from millpond.clock import SECOND, micros
 from millpond.errors import InvalidURL, StoreBusy
-from millpond.transports.database import mysql_streams, staging
+from millpond.transports.database import mysql_exports, mysql_streams, staging
 from millpond.transports.database import statements as sql
 from millpond.transports.database import stream_statements as streams
 from millpond.transports.database.borrowed import BorrowedEngine, source
@@ -91,6 +91,7 @@ class MysqlDialect(Dialect):
     name = "mysql"
     style = Style.FORMAT
     no_floor = (-(2**63), bytes(16))
+    archive_by_time = True
     overrides = {
         sql.REQUEUE: _REQUEUE,
         sql.KEEP_EACH: _KEEP_EACH,
@@ -161,6 +162,10 @@ class MysqlDialect(Dialect):
     def note_outcomes(self, params: dict[str, Any], rows: Sequence[tuple[Any, str, int | None, str | None]]) -> Step:
         values = [(id_.hex(), *rest) for id_, *rest in rows]
         return Query(self.sql(streams.NOTE), {**params, "rows": msgspec.json.encode(values).decode()})
+
+    def late(self, low: int, at: int) -> Steps[dict[str, int]]:
+        first = yield from mysql_exports.first_uncommitted(self, low, at)
+        return {} if first is None else {"uncommitted": first}
 
     def lock_migrations(self) -> Steps[None]:
         # By name and database, since such locks are the whole server's.

@@ -102,6 +102,13 @@ class PostgresDialect(Dialect):
         arrays = dict(zip(("ids", "outcomes", "delays", "reasons"), map(list, zip(*rows, strict=True)), strict=True))
         return Query(self.sql(streams.FUSED_NOTE), {**params, **arrays})
 
+    def late(self, low: int, at: int) -> Steps[dict[str, int]]:
+        # Whoever archives holds this lock on the archive until the end; one that waits for a table may be about to.
+        # When it began, only its own user and monitors are told, and of a prepared transaction nobody.
+        rows = yield Query(self.sql(_ARCHIVING), {})
+        began = {who: low if start is None else int(start) for who, start in rows}
+        return {who: start for who, start in began.items() if start < at}
+
     def prelude(self) -> Sequence[str]:
         create = [f"CREATE SCHEMA IF NOT EXISTS {self.quote(self.schema)}"] if self.schema else []
         return (*create, *super().prelude())
@@ -143,6 +150,15 @@ class PostgresDialect(Dialect):
             return Trouble.REFUSED if "authentication failed" in str(error) else Trouble.LOST
         return Trouble.OTHER if isinstance(error, asyncpg.InterfaceError) else Trouble.FOREIGN
 
+
+_ARCHIVING = """
+SELECT l.virtualtransaction, (extract(epoch FROM a.xact_start) * 1000000)::bigint
+FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'relation' AND l.pid IS DISTINCT FROM pg_backend_pid()
+AND l.database = (SELECT b.oid FROM pg_database b WHERE b.datname = current_database())
+AND ((l.relation = '{archive}'::regclass AND l.mode = 'RowExclusiveLock')
+OR (NOT l.granted AND l.relation IN ('{message}'::regclass, '{archive}'::regclass)))
+"""
 
 # Serialization, deadlock, lock wait; and a key that is taken: an earlier try of the same publish was cut off
 # before its commit, which came after we had looked. The next try sees it.

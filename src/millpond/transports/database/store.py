@@ -22,6 +22,7 @@ from millpond.transports.database import publish as publishing
 from millpond.transports.database import settle as settling
 from millpond.transports.database.claim import Lanes, Stamp
 from millpond.transports.database.engine import Engine, Mode
+from millpond.transports.database.exporting import ExportVerbs
 from millpond.transports.database.migrate import Migration
 from millpond.transports.database.once import once
 from millpond.transports.database.operations import Operations
@@ -55,7 +56,7 @@ _REAP_EVERY = 1.0
 _LOOK_AGAIN = 0.02
 
 
-class DatabaseStore(Operations, StreamVerbs):
+class DatabaseStore(Operations, StreamVerbs, ExportVerbs):
     """A store on one database."""
 
     capabilities = CAPABILITIES

@@ -1,0 +1,9 @@
+-- The lakes that the archive is exported to. While there is one, purge deletes only what was archived before `until`:
+-- what every lake durably holds. None: nothing yet.
+CREATE TABLE {export} (
+  lake text COLLATE "C" PRIMARY KEY,
+  shard integer NOT NULL,
+  until bigint,
+  at bigint NOT NULL,
+  path text NOT NULL
+);

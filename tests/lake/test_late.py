@@ -1,0 +1,175 @@
+"""Nothing is missed: a transaction that stalls between its timestamp and its commit is exported, on every database."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+
+import millpond
+from millpond import Ack, Message
+from millpond.transports.url import Url
+from tests.lake.here import export, exporter
+from tests.lake.test_export import archived, ids, lake_rows
+from tests.races.test_late_commit import caller
+
+WRITERS = 6
+SECONDS = 3.0
+
+
+def connection_to(url: str) -> Any:
+    """A connection as an application has one, in a transaction."""
+    if url.startswith("sqlite"):
+        connection: Any = sqlite3.connect(Url(url).path.removeprefix("/"), isolation_level=None, timeout=60)
+        connection.execute("BEGIN IMMEDIATE")
+        return connection
+    connection = caller(url)
+    if url.startswith("mysql"):
+        connection.begin()
+    return connection
+
+
+async def claimed(url: str, count: int) -> tuple[Any, list[Ack]]:
+    store: Any = await millpond.connect(url)
+    await store.publish([Message(queue="q", payload=b"x") for _ in range(count)])
+    return store, [Ack(claim.receipt) for claim in await store.claim(["q"], limit=count, lease=600)]
+
+
+@pytest.mark.parametrize("server", ["postgres", "mariadb"])
+def test_a_stalled_transaction_is_waited_for(server: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Others archive meanwhile, and exports go on: what came before it at once, what came after it with it"""
+    shared = request.getfixturevalue(f"shared_{server}")
+    shared.empty()
+    url, path = shared.url, tmp_path / "lake"
+
+    async def story() -> None:
+        store, (first, stalled, later) = await claimed(url, 3)
+        await store.settle([first])
+        connection = connection_to(url)
+        store.settle_sync([stalled], within=connection)
+        await store.settle([later])
+        done = await asyncio.to_thread(export, path, url)
+        assert done.held == [0]
+        assert ids(lake_rows(path)) == [str(first.receipt.id)]
+        connection.commit()
+        connection.close()
+        done = await asyncio.to_thread(export, path, url)
+        assert (done.rows, done.held) == (2, [])
+        assert ids(lake_rows(path)) == await asyncio.to_thread(archived, url)
+        await store.close()
+
+    with _patience(0.3):
+        asyncio.run(story())
+
+
+def test_a_stalled_writer_of_sqlite_is_waited_for(sqlite_url: str, tmp_path: Path) -> None:
+    """One writes at a time: the export takes its turn after it"""
+    path = tmp_path / "lake"
+
+    async def story() -> None:
+        store, (first, stalled) = await claimed(sqlite_url, 2)
+        await store.settle([first])
+        connection = connection_to(sqlite_url)
+        store.settle_sync([stalled], within=connection)
+        began = threading.Event()
+
+        def export_meanwhile() -> Any:
+            one = exporter(path, sqlite_url)
+            began.set()
+            try:
+                return one.export()
+            finally:
+                one.close()
+
+        running = asyncio.create_task(asyncio.to_thread(export_meanwhile))
+        await asyncio.to_thread(began.wait)
+        done, _ = await asyncio.wait([running], timeout=0.5)
+        assert not done
+        connection.execute("COMMIT")
+        connection.close()
+        assert (await running).rows == 2
+        assert ids(lake_rows(path)) == await asyncio.to_thread(archived, sqlite_url)
+        await store.close()
+
+    asyncio.run(story())
+
+
+def test_rolled_back_after_all(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "lake"
+
+    async def story() -> None:
+        store, (first, stalled) = await claimed(url, 2)
+        connection = connection_to(url)
+        store.settle_sync([stalled], within=connection)
+        connection.rollback()
+        connection.close()
+        await store.settle([first])
+        await asyncio.to_thread(export, path, url)
+        await store.settle([stalled])
+        await asyncio.to_thread(export, path, url)
+        assert ids(lake_rows(path)) == await asyncio.to_thread(archived, url)
+        await store.close()
+
+    asyncio.run(story())
+
+
+def test_many_writers_that_commit_in_any_order(url: str, tmp_path: Path) -> None:
+    """A mark on the greatest id or time that an export saw would miss a quarter of them for ever"""
+    path = tmp_path / "lake"
+    stop = threading.Event()
+
+    def write(seed: int) -> None:
+        luck = random.Random(seed)
+
+        async def go() -> None:
+            store: Any = await millpond.connect(url)
+            while not stop.is_set():
+                await store.publish([Message(queue=f"q{seed % 3}", payload=b"x") for _ in range(10)])
+                claims = await store.claim([f"q{seed % 3}"], limit=10, lease=600)
+                connection = connection_to(url)
+                with contextlib.closing(connection):
+                    try:
+                        store.settle_sync([Ack(claim.receipt) for claim in claims], within=connection)
+                    except pymysql.err.OperationalError:  # a deadlock; the lease brings them back
+                        continue
+                    # SQLite has one writer: who stalls there stalls everybody.
+                    stop.wait(luck.random() * (0.01 if url.startswith("sqlite") else 0.3))
+                    connection.rollback() if luck.random() < 0.1 else connection.commit()
+            await store.close()
+
+        asyncio.run(go())
+
+    writers = [threading.Thread(target=write, args=(n,)) for n in range(WRITERS)]
+    for writer in writers:
+        writer.start()
+    one = exporter(path, url)
+    timer = threading.Timer(SECONDS, stop.set)
+    timer.start()
+    rounds = 0
+    with _patience(0.3, grace=0.1):
+        while not stop.is_set():
+            one.export()
+            rounds += 1
+        for writer in writers:
+            writer.join()
+        seen_meanwhile = len(lake_rows(path))
+        one.export()
+    one.close()
+    found = ids(lake_rows(path))
+    assert found == archived(url)
+    assert rounds > 2 and seen_meanwhile > 0
+
+
+@contextlib.contextmanager
+def _patience(seconds: float, grace: float = 0.0) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("millpond.transports.database.exporting.PATIENCE", seconds)
+        patch.setattr("millpond.transports.database.exporting.GRACE", grace)
+        yield
