@@ -14,6 +14,7 @@ from bench.report import print_table, write_json, write_markdown
 from bench.spark.batch import batch
 from bench.spark.export import export
 from bench.spark.ground import Ground, ground
+from bench.spark.handlers import handlers
 from bench.spark.report import ROWS as REPORT_ROWS
 from bench.spark.report import measure_report
 from bench.spark.sink import sink
@@ -28,6 +29,7 @@ MEASURES: dict[str, Measure] = {
     "sink": sink,
     "stream": stream,
     "report": measure_report,
+    "handlers": handlers,
 }
 
 

@@ -11,8 +11,10 @@ import pytest
 from rich.console import Console
 
 from millpond import Millpond
-from millpond.cli import logs, progress
-from millpond.cli.progress import Status
+from millpond.cli import logs
+from millpond.cli.progress import shown
+from millpond.worker import progress
+from millpond.worker.crew import Status
 from tests.worker.conftest import until
 
 Configure = Callable[..., io.StringIO]
@@ -158,7 +160,7 @@ async def test_elsewhere_the_log_tells_now_and_then(caplog: pytest.LogCaptureFix
     counts = {"ack": 1}
     console = Console(file=io.StringIO(), force_terminal=False)
     with caplog.at_level(logging.INFO):
-        async with progress.shown(lambda: Status(True, 0, dict(counts)), console, every=0.01):
+        async with shown(lambda: Status(True, 0, dict(counts)), console, every=0.01):
             await until(lambda: len(caplog.records) == 1)
             await asyncio.sleep(0.05)
             assert len(caplog.records) == 1, "an idle worker is quiet"
@@ -171,6 +173,6 @@ async def test_elsewhere_the_log_tells_now_and_then(caplog: pytest.LogCaptureFix
 async def test_on_a_terminal_one_line_lives() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100)
-    async with progress.shown(lambda: Status(True, 3, {"ack": 42}), console):
+    async with shown(lambda: Status(True, 3, {"ack": 42}), console):
         await until(lambda: "42 handled, 3 in flight" in out.getvalue())
     assert out.getvalue().rstrip().endswith(("\x1b[2K", "\x1b[?25h")), "and leaves nothing behind"

@@ -20,19 +20,26 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from millpond.cli import health, logs, progress, values
+from millpond.cli import health, logs, on_spark, progress, values
 from millpond.cli.app import Refused, app
-from millpond.cli.progress import Status
-from millpond.cli.supervise import Supervisor, own_command
+from millpond.cli.spark import Conf, Master
+from millpond.cli.supervise import Supervisor
 from millpond.errors import InvalidOption, MillpondError, StoreError
 from millpond.pond import Millpond
 from millpond.telemetry import Counters
+from millpond.worker.crew import Crew, Status
+from millpond.worker.process import own_command
 
 log = logging.getLogger("millpond.run")
 
 _STATUS_EVERY = 0.5
 _EXIT_WITHIN = 5.0
 """Seconds after which a process that has finished does not wait for threads any more."""
+
+
+class Where(StrEnum):
+    HERE = "here"
+    SPARK = "spark"
 
 
 class LogFormat(StrEnum):
@@ -76,6 +83,22 @@ def run(
         typer.Option(help="Answer /live and /ready on loopback; 0: any port.", show_default=False),
     ] = None,
     until_idle: Annotated[bool, typer.Option(help="End when nothing is due.")] = False,
+    on: Annotated[Where, typer.Option(help="On this machine, or on the executors of a Spark cluster.")] = Where.HERE,
+    master: Master = "local[*]",
+    tasks: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="With --on spark: so many workers; as many as cores unless given.", show_default=False
+        ),
+    ] = None,
+    py_files: Annotated[
+        str | None, typer.Option(metavar="A,B", help="With --on spark: modules to ship.", show_default=False)
+    ] = None,
+    archives: Annotated[
+        str | None, typer.Option(metavar="A,B", help="With --on spark: archives to ship.", show_default=False)
+    ] = None,
+    conf: Conf = None,
+    driver_port: Annotated[int, typer.Option(help="With --on spark: where tasks find the driver; 0: any port.")] = 0,
     supervised: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a pond's subscribers until told to stop.
@@ -85,19 +108,32 @@ def run(
     """
     grace = values.duration(graceful_timeout, "--graceful-timeout")
     assert grace is not None
-    names = None if queues is None else [name.strip() for name in queues.split(",") if name.strip()]
+    names = None if queues is None else _names(queues)
     if names == []:
         raise InvalidOption("--queues names no queue")
     options = Options(target, names, grace.total_seconds(), log_format, log_level, health_port, until_idle)
+    cluster = on_spark.Cluster(master, tasks, _names(py_files), _names(archives), conf or [], driver_port)
+    if on is Where.SPARK:
+        if workers != 1:
+            raise InvalidOption("--workers is for this machine; with --on spark say --tasks")
+        on_spark.find_modules_in(cluster.py_files)
+    elif cluster != on_spark.Cluster():
+        raise InvalidOption("--master, --tasks, --py-files, --archives, --conf and --driver-port are for --on spark")
     pond = load(target)
     if not pond.of_queues(names):  # which also says what is wrong with the names
         raise InvalidOption(f"there is nothing to do: {target} has no subscriber")
     if health_port is not None and not 0 <= health_port <= 65535:
         raise InvalidOption(f"--health-port must be from 0 to 65535, not {health_port}")
-    if workers == 1 or supervised is not None:
+    if on is Where.SPARK:
+        console = _logging(pond, options, None)
+        with on_spark.session(pond, target, cluster) as spark:
+            crew = on_spark.crew(pond, spark, cluster, options)
+            _finish(_keep(crew, f"{crew.size} tasks of {spark.sparkContext.master}", options, console))
+    elif workers == 1 or supervised is not None:
         _finish(_work(pond, options, supervised))
     else:
-        _finish(_supervise(pond, options, workers))
+        console = _logging(pond, options, None)
+        _finish(_keep(_supervisor(options, workers, console), f"{workers} workers", options, console))
 
 
 def load(target: str) -> Millpond:
@@ -212,8 +248,20 @@ async def _told_to_the_supervisor(pond: Millpond, pipe: int, status: Callable[[]
 # --- several ----------------------------------------------------------------------------------------
 
 
-async def _supervise(pond: Millpond, options: Options, workers: int) -> int:
-    console = _logging(pond, options, None)
+async def _keep(crew: Crew, what: str, options: Options, console: Console) -> int:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, crew.stop)
+    async with AsyncExitStack() as stack:
+        await _health(stack, options, lambda: crew.status.ready, lambda: {"workers": crew.running})
+        await stack.enter_async_context(progress.shown(lambda: crew.status, console))
+        log.info("%s for %r", what, options.target)
+        code = await crew.run()
+    log.info("stopped")
+    return code
+
+
+def _supervisor(options: Options, workers: int, console: Console) -> Supervisor:
     live = console.is_terminal and options.log_format is LogFormat.TEXT
 
     def say(text: str) -> None:
@@ -221,23 +269,13 @@ async def _supervise(pond: Millpond, options: Options, workers: int) -> int:
 
     if live:
         os.environ["FORCE_COLOR"] = "1"  # the workers' lines go through us to the terminal
-    supervisor = Supervisor(
+    return Supervisor(
         own_command(_arguments(options)),
         workers,
         grace=options.grace,
         until_idle=options.until_idle,
         say=say if live else None,
     )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, supervisor.stop)
-    async with AsyncExitStack() as stack:
-        await _health(stack, options, lambda: supervisor.status.ready, lambda: {"workers": supervisor.running})
-        await stack.enter_async_context(progress.shown(lambda: supervisor.status, console))
-        log.info("%d workers for %r", workers, options.target)
-        code = await supervisor.run()
-    log.info("stopped")
-    return code
 
 
 def _arguments(options: Options) -> list[str]:
@@ -253,12 +291,21 @@ def _arguments(options: Options) -> list[str]:
 # --- both -------------------------------------------------------------------------------------------
 
 
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Whoever read our log is dead. The work goes on, to its end in good order."""
+
+
 def _logging(pond: Millpond, options: Options, worker: int | None) -> Console:
-    console = Console(stderr=True)
+    console = _Console(stderr=True)
     secrets = [secret for secret in (pond.url.password,) if secret]
     logs.configure(options.log_format.value, options.log_level.value, console, secrets=secrets, worker=worker)
     if options.log_format is LogFormat.JSON:  # nothing but objects
-        console = Console(stderr=True, force_terminal=False)
+        console = _Console(stderr=True, force_terminal=False)
     return console
 
 

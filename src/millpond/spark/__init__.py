@@ -5,7 +5,8 @@ See docs/reference/spark.md. Nothing of Spark is imported before it is used.
 
 from __future__ import annotations
 
+from millpond.spark.handlers import run
 from millpond.spark.settle import Recording, settle
 from millpond.spark.start import register, session
 
-__all__ = ["Recording", "register", "session", "settle"]
+__all__ = ["Recording", "register", "run", "session", "settle"]

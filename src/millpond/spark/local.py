@@ -10,8 +10,14 @@ from millpond.errors import Unsupported
 
 if TYPE_CHECKING:
     from millpond.spark.options import Shard
+    from millpond.transports.url import Url
 
 _LOCAL = re.compile(r"local(\[.*\])?")
+
+
+def is_local(master: str) -> bool:
+    """Whether all tasks run on the driver's machine, below the driver."""
+    return _LOCAL.fullmatch(master) is not None
 
 
 def refuse_files_on_a_cluster(shards: Iterable[Shard]) -> None:
@@ -23,11 +29,13 @@ def refuse_files_on_a_cluster(shards: Iterable[Shard]) -> None:
 
     task = TaskContext.get()
     master = task.getLocalProperty("spark.master") if task is not None else None
-    if master is None or _LOCAL.fullmatch(master):
-        return
     for shard in shards:
-        if shard.url.scheme == "sqlite":
-            raise Unsupported(
-                f"{shard.url} is a file of one machine, and the tasks of {master} may run on others: use a local "
-                "master, or PostgreSQL, MySQL or MariaDB"
-            )
+        refuse_file(shard.url, master)
+
+
+def refuse_file(url: Url, master: str | None) -> None:
+    if url.scheme == "sqlite" and master is not None and not is_local(master):
+        raise Unsupported(
+            f"{url} is a file of one machine, and the tasks of {master} may run on others: use a local "
+            "master, or PostgreSQL, MySQL or MariaDB"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -34,16 +35,25 @@ def session(app: str = "millpond", master: str = "local[*]", settings: Mapping[s
     `settings` are Spark's own and go before ours: `{"spark.driver.memory": "4g"}`. The executors run this
     interpreter, unless PYSPARK_PYTHON names another.
     """
-    try:
-        from pyspark.sql import SparkSession
-    except ModuleNotFoundError as e:
-        raise MissingDriver(f'Spark needs the package {e.name}; install it with: pip install "millpond[spark]"') from e
+    check()
+    from pyspark.sql import SparkSession
+
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app).master(master)
     local = _LOCAL if master.startswith("local") else {}
     for name, value in {**_SETTINGS, **local, **(settings or {})}.items():
         builder = builder.config(name, value)
     return register(builder.getOrCreate())
+
+
+def check() -> None:
+    """Say what is missing on this machine, before anybody waits for Spark to say it."""
+    try:
+        import pyspark.sql  # noqa: F401
+    except ModuleNotFoundError as e:
+        raise MissingDriver(f'Spark needs the package {e.name}; install it with: pip install "millpond[spark]"') from e
+    if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
+        raise MissingDriver("Spark needs Java 17 or later; on Debian: apt-get install openjdk-17-jre-headless")
 
 
 def register(spark: SparkSession) -> SparkSession:

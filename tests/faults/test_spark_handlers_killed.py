@@ -1,0 +1,102 @@
+"""Handlers on Spark: executors, workers and drivers killed with `kill -9` while they work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+
+import pytest
+
+from servers import SparkCluster
+from servers.processes import family
+from tests.faults.conftest import Everywhere
+from tests.faults.ground import PATIENT, Ground
+from tests.faults.plan import VARIABLE
+from tests.faults.processes import ROOT, Process, history, some_time, stop, until
+from tests.faults.spark_queries import PATIENCE
+from tests.faults.test_spark_executors_killed import executors
+
+pytestmark = pytest.mark.long
+
+MESSAGES = 20_000
+
+
+@pytest.mark.databases("postgres", "mariadb")
+async def test_on_a_cluster(everywhere: Everywhere) -> None:
+    async def scenario(here: Ground) -> None:
+        rounds = 4
+        cluster = SparkCluster()
+        try:
+            await asyncio.to_thread(cluster.start)
+            producing = asyncio.create_task(here.produce("h", MESSAGES))
+            driver = start(here, cluster.url, cluster.settings)
+            for _ in range(rounds):
+                await at_work(here, driver)
+                executor = here.chance.choice(await until(lambda: executors(cluster), "an executor", PATIENCE))
+                kill(*(family(executor) if here.chance.random() < 0.5 else [executor]))
+                await at_work(here, driver)
+                kill(here.chance.choice(workers(here)))
+                await at_work(here, driver)
+                driver.kill()
+                driver = start(here, cluster.url, cluster.settings)
+            await producing
+            await here.drained(within=PATIENCE)
+            await stop(driver, within=PATIENCE)
+        finally:
+            await asyncio.to_thread(cluster.close)
+        await here.judge("spark handlers killed on a cluster", 3 * rounds)
+
+    await everywhere(scenario)
+
+
+@pytest.mark.databases("sqlite")
+async def test_on_one_machine(everywhere: Everywhere) -> None:
+    async def scenario(here: Ground) -> None:
+        kills = 6
+        producing = asyncio.create_task(here.produce("h", MESSAGES // 4))
+        driver = start(here, "local[2]", {})
+        for _ in range(kills):
+            await at_work(here, driver)
+            driver.kill()
+            driver = start(here, "local[2]", {})
+        await producing
+        await here.drained(within=PATIENCE)
+        await stop(driver, within=PATIENCE)
+        await here.judge("spark handlers killed on one machine", kills)
+
+    await everywhere(scenario)
+
+
+def start(here: Ground, master: str, settings: dict[str, str]) -> Process:
+    plan = here.plan("plain", "exact", options={"max_workers": 4, "lease": 10, **PATIENT})
+    # Executors have neither the environment nor the folder of the driver.
+    theirs = {"spark.executorEnv." + VARIABLE: plan.environment()[VARIABLE], "spark.executorEnv.PYTHONPATH": str(ROOT)}
+    conf = [word for name, value in (settings | theirs).items() for word in ("--conf", f"{name}={value}")]
+    options = ["--on", "spark", "--master", master, "--tasks", "2", *conf]
+    return here.processes.start(plan, "millpond", "run", "tests.faults.app:pond", *options)
+
+
+async def at_work(here: Ground, driver: Process) -> None:
+    """Until a worker that is not among the dead has begun, and some time more."""
+    before = len(workers(here, all=True))
+
+    def is_working() -> bool:
+        assert driver.code is None, driver.log[-6000:]
+        return len(workers(here)) >= 1 and (len(workers(here)) == 2 or len(workers(here, all=True)) > before)
+
+    await until(is_working, "a worker", PATIENCE, every=0.05)
+    await some_time(here.chance, 0.5, 3.0)
+
+
+def workers(here: Ground, *, all: bool = False) -> list[int]:
+    """The worker processes that have begun, and live."""
+    begun = [line["pid"] for line in history(here.folder).read() if line.get("began")]
+    return [pid for pid in begun if all or os.path.exists(f"/proc/{pid}")]
+
+
+def kill(*pids: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

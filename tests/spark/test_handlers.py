@@ -1,0 +1,201 @@
+"""Subscribers at work in tasks of a local Spark: outcomes, stops, crashes, and who may connect to the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import millpond.spark
+from millpond import Millpond, State
+from millpond.errors import InvalidOption, Unsupported
+from millpond.spark.handlers import crew_for, reference
+from millpond.spark.task import BEAT, RUN, STOP, Hello
+from millpond.spark.tasks import Tasks
+from tests.spark.shop import Shop, is_alive, until
+
+
+@pytest.fixture
+def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+async def shop(request: pytest.FixtureRequest, on_path: Path) -> AsyncIterator[Shop]:
+    shop = Shop(on_path, request.getfixturevalue(f"{request.param}_url"))
+    yield shop
+    await shop.close()
+    sys.modules.pop(shop.name, None)
+
+
+only = lambda *names: pytest.mark.parametrize("shop", names, indirect=True)  # noqa: E731
+
+
+@asynccontextmanager
+async def at_work(shop: Shop, spark: Any, **options: Any) -> AsyncIterator[tuple[Tasks, asyncio.Task[int]]]:
+    """Two tasks, until this ends."""
+    given = {"at": None, "tasks": 2, "queues": None, "grace": 60.0, "until_idle": False, **options}
+    crew = crew_for(shop.imported().pond, spark, **given)
+    work = asyncio.create_task(crew.run())
+    try:
+        await until(lambda: len(shop.workers()) == 2 or work.done())
+        yield crew, work
+        crew.stop()
+        async with asyncio.timeout(60):
+            assert await work == 0, crew.last_words
+    finally:
+        while not work.done():
+            crew.stop()
+            await asyncio.wait([work], timeout=1)
+
+
+async def test_the_same_outcomes_on_every_database(shop: Shop, spark: Any) -> None:
+    pond = shop.imported().pond
+    await shop.pond.publish_many("orders", list(range(100)))
+    await asyncio.to_thread(millpond.spark.run, pond, spark, queues=["orders"], until_idle=True)
+    assert await shop.drained("orders") == {State.COMPLETED: 90, State.FAILED: 10}
+    runs = [(int(n), int(deliveries)) for n, deliveries, _ in shop.notes("order")]
+    assert sorted(runs) == sorted([(n, 1) for n in range(100)] + [(n, 2) for n in range(4, 100, 10)])
+    assert os.getpid() not in shop.workers()
+    await until(lambda: not any(is_alive(pid) for pid in shop.workers()))
+
+
+@only("sqlite")
+async def test_a_stop_lets_handlers_finish_and_gives_the_rest_back(shop: Shop, spark: Any) -> None:
+    await shop.pond.publish_many("held", list(range(10)))
+    async with at_work(shop, spark) as (crew, work):
+        await until(lambda: len(shop.notes("held")) == 2)
+        await until(lambda: crew.status.in_flight >= 2)
+        assert crew.running == 2
+        crew.stop()
+        await until(lambda: not crew.status.ready)
+        assert not work.done()
+        shop.give_the_word()
+        assert await work == 0
+    assert crew.status.counts["ack"] == 2
+    assert await shop.counts("held") == {State.COMPLETED: 2, State.PENDING: 8}
+    waiting = await (await shop.pond.transport).browse("held")  # type: ignore[attr-defined]
+    assert {row.deliveries for row in waiting} == {0}, "what was not started cost no delivery"
+
+
+@only("postgres")
+async def test_crashes_end_neither_the_application_nor_its_neighbours(
+    shop: Shop, spark: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A local Spark gives a task up at its first failure."""
+    async with at_work(shop, spark) as (crew, _):
+        await shop.pond.publish("deadly", 1)  # the handler takes its worker with it
+        assert await shop.drained("deadly") == {State.COMPLETED: 1}
+        assert [deliveries for _, deliveries, _ in shop.notes("deadly")] == ["1", "2"]
+        await until(lambda: len(shop.workers()) == 3)
+        assert "ended (exit code 9" in caplog.text
+        task = int(shop.notes("started")[-1][1])
+        orphan = shop.workers()[-1]
+        os.kill(task, signal.SIGKILL)  # the task's own process, which Spark sees
+        await until(lambda: not is_alive(orphan))
+        await until(lambda: len(shop.workers()) == 4 and crew.running == 2)
+        await shop.pond.publish_many("orders", [0, 1, 2])
+        assert await shop.drained("orders") == {State.COMPLETED: 3}
+    assert not any(is_alive(pid) for pid in shop.workers())
+
+
+@only("sqlite")
+async def test_executors_that_know_fewer_subscribers_say_so(shop: Shop, spark: Any) -> None:
+    pond = shop.imported().pond
+
+    @pond.subscriber("late")
+    async def only_here(n: int) -> None: ...
+
+    with pytest.raises(InvalidOption, match="no subscriber serves the queue 'late'; those served are: deadly, held"):
+        await asyncio.to_thread(millpond.spark.run, pond, spark)
+
+
+# --- the driver's connections, without any job ----------------------------------------------------------
+
+
+@pytest.fixture
+async def driver(shop: Shop, spark: Any) -> AsyncIterator[tuple[Tasks, Callable[..., Any]]]:
+    """A driver that listens, and a way to connect as its tasks do."""
+    crew = crew_for(shop.imported().pond, spark, at=None, tasks=1, queues=None, grace=1.0, until_idle=False)
+    writers: list[asyncio.StreamWriter] = []
+
+    async def connect(token: str | None = None) -> asyncio.StreamReader:
+        reader, writer = await asyncio.open_connection("127.0.0.1", crew._port)
+        writers.append(writer)
+        writer.write(msgspec.json.encode(Hello(token or crew._token, 1, "a-host")) + b"\n")
+        return reader
+
+    async with crew._listening():
+        yield crew, connect
+        for writer in writers:
+            writer.close()
+
+
+async def word(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(60):
+        while (line := await reader.readline()) == BEAT:
+            pass
+    return line
+
+
+@only("sqlite")
+async def test_a_second_copy_of_a_task_waits_for_the_first_to_end(driver: Any) -> None:
+    crew, connect = driver
+    first = await connect()
+    assert await word(first) == RUN
+    second = await connect()
+    for _ in range(2):
+        async with asyncio.timeout(60):
+            assert await second.readline() == BEAT, "the driver is there, and says nothing else"
+    assert crew.running == 1
+    for writer in list(crew._connected):
+        if writer is crew._places[0].writer:
+            writer.close()
+    assert await word(second) == RUN
+
+
+@only("sqlite")
+async def test_whoever_does_not_know_the_word_is_turned_away(driver: Any) -> None:
+    crew, connect = driver
+    assert await word(await connect("a-guess")) == b""
+    assert crew.running == 0
+
+
+@only("sqlite")
+async def test_a_task_that_comes_after_the_stop_has_nothing_to_do(driver: Any) -> None:
+    crew, connect = driver
+    crew.stop()
+    assert await word(await connect()) == STOP
+
+
+# --- what is refused ----------------------------------------------------------------------------------
+
+
+def test_what_is_refused_at_once(spark: Any) -> None:
+    pond = Millpond("memory://")
+    with pytest.raises(InvalidOption, match="no subscriber"):
+        millpond.spark.run(pond, spark)
+
+    @pond.subscriber("orders")
+    async def ship(n: int) -> None: ...
+
+    with pytest.raises(Unsupported, match="SHARED"):
+        millpond.spark.run(pond, spark)
+    with pytest.raises(InvalidOption, match="'cancelled'"):
+        millpond.spark.run(pond, spark, queues=["cancelled"])
+    with pytest.raises(InvalidOption, match="no module has it under one"):
+        reference(pond)
+
+
+@only("sqlite")
+def test_a_pond_is_found_where_its_subscribers_are(shop: Shop) -> None:
+    assert reference(shop.imported().pond) == f"{shop.name}:pond"
