@@ -14,13 +14,13 @@ from typing import NoReturn
 
 import typer
 
-from millpond.cli import bridge, demo, lake, lake_report, look, operate, publish, schema, streams, worker
+from millpond.cli import bridge, demo, lake, lake_replay, lake_report, look, operate, publish, schema, streams, worker
 from millpond.cli.app import Refused, app
 from millpond.errors import MillpondError, StoreError
 
 __all__ = ["COMMANDS", "main", "run"]
 
-COMMANDS = (schema, publish, worker, look, operate, streams, bridge, lake, lake_report, demo)
+COMMANDS = (schema, publish, worker, look, operate, streams, bridge, lake, lake_report, lake_replay, demo)
 """Where the commands are; each registers itself."""
 
 # Whichever click typer stands on, its own or the package, this is where its usage errors come from.

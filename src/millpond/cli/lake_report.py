@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millpond.cli import values
-from millpond.cli.app import URL, Json, Schema, TablePrefix, say_json
-from millpond.cli.lake import lake_app
+from millpond.cli.app import Json, Schema, TablePrefix, say_json
+from millpond.cli.lake import URLs, lake_app
 from millpond.cli.spark import Conf, Master, source_options, spark_session
 from millpond.errors import InvalidOption
 
@@ -24,7 +24,7 @@ Lake = Annotated[
 @lake_app.command("report")
 def report(
     lake: Lake = None,
-    url: URL = None,
+    url: URLs = None,
     schema: Schema = None,
     table_prefix: TablePrefix = "",
     since: Annotated[str | None, typer.Option(help="Settled at this moment or later.")] = None,

@@ -42,7 +42,8 @@ function filled(rows) {
 
 function overTime(title, rows, { kinds, scale, paint, format, size, label, none }) {
   const made = card(title, { size, legend: kinds });
-  if (!rows.some((row) => kinds.some((kind) => kind.of(row) > 0))) return empty(made, none);
+  const there = scale === countScale ? (value) => value > 0 : (value) => value !== null;
+  if (!rows.some((row) => kinds.some((kind) => there(kind.of(row))))) return empty(made, none);
   const chart = { rows, kinds, every, label, format, scale: scale(rows, kinds), paint: paint(rows, kinds, every) };
   const place = make("div");
   made.append(place);
@@ -78,7 +79,7 @@ function failures(title, by, rows, missing) {
   const made = card(title);
   const groups = new Map();
   for (const row of rows) {
-    const group = groups.get(row[by]) ?? { name: row[by] ?? missing, failed: 0, example: row.example_id, last: row.last_at };
+    const group = groups.get(row[by]) ?? { name: row[by] ?? missing, failed: 0, example: row.example_id };
     group.failed += row.failed;
     groups.set(row[by], group);
   }
@@ -89,7 +90,7 @@ function failures(title, by, rows, missing) {
     lines: [["failed", `${count(group.failed)} failed`], [null, `for example ${group.example}`]],
   }))));
   const rest = found.slice(LISTED).reduce((sum, group) => sum + group.failed, 0);
-  if (rest) made.append(make("p", { class: "note" }, `${count(rest)} more for ${count(found.length - LISTED)} other reasons`));
+  if (rest) made.append(make("p", { class: "note" }, `and ${count(rest)} in ${count(found.length - LISTED)} other groups`));
   return made;
 }
 
@@ -101,7 +102,7 @@ function slowest(rows, size) {
     lines: [[null, row.queue], [row.state.toLowerCase(), `${row.state}${row.reason ? `: ${row.reason}` : ""}`],
       [null, `ran ${duration(row.handling_s)}, waited ${duration(row.waiting_s)}`],
       [null, `${count(row.deliveries)} deliveries, ${count(row.attempts)} attempts, ${moment(Date.parse(row.archived_at))}`],
-      row.error ? [null, row.error] : [null, ""]],
+      [null, row.error ?? ""]],
   }))));
   return made;
 }
