@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import signal
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ _START = 'epmd -address "$ERL_EPMD_ADDRESS" -port "$ERL_EPMD_PORT" & exec "$0"'
 
 
 class RabbitMQ(Server):
-    """One node with the management API, which makes virtual hosts and shows what is there.
+    """One node with the management API, which makes virtual hosts and shows what is there; with and without TLS.
 
     `settings` are further lines of rabbitmq.conf.
     """
@@ -35,7 +34,7 @@ class RabbitMQ(Server):
         super().__init__()
         self.user = "millpond"
         self.password = secrets.token_urlsafe(16)
-        self.management_port = free_port()
+        self.management_port, self.tls_port = free_port(), free_port()
         self._mapper_port, self._distribution_port = free_port(), free_port()
         self._settings = {
             "listeners.tcp.local": f"{self.host}:{self.port}",
@@ -53,6 +52,12 @@ class RabbitMQ(Server):
         }
 
     def prepare(self) -> None:
+        self.certificate, key = self.make_certificate()
+        self._settings |= {
+            "listeners.ssl.local": f"{self.host}:{self.tls_port}",
+            "ssl_options.certfile": str(self.certificate),
+            "ssl_options.keyfile": str(key),
+        }
         self.write("rabbitmq.conf", "".join(f"{name} = {value}\n" for name, value in self._settings.items()))
         self.write("plugins", "[rabbitmq_management].\n")
         self.write(".erlang.cookie", secrets.token_hex(16)).chmod(0o400)
@@ -87,11 +92,13 @@ class RabbitMQ(Server):
         return ["env", "-i", *self._assignments(), "/bin/sh", "-c", _START, str(SCRIPT)]
 
     def ready(self) -> bool:
-        try:
-            health = self.ask("GET", "/health/checks/virtual-hosts")
-        except (OSError, urllib.error.HTTPError):
+        listeners = [f"port-listener/{port}" for port in (self.port, self.tls_port)]
+        try:  # whatever is not well is no success
+            for check in ("virtual-hosts", *listeners):
+                self.ask("GET", f"/health/checks/{check}")
+        except OSError:
             return False
-        return bool(health["status"] == "ok")
+        return True
 
     def stop(self, timeout: float = 30) -> None:
         group = self.pid if self.is_running() else None
@@ -106,6 +113,10 @@ class RabbitMQ(Server):
 
     def url_of(self, vhost: str) -> str:
         return f"amqp://{self.user}:{self.password}@{self.host}:{self.port}/{quote(vhost, safe='')}"
+
+    def tls_url_of(self, vhost: str) -> str:
+        """Encrypted; its certificate is signed by itself."""
+        return self.url_of(vhost).replace("amqp:", "amqps:", 1).replace(f":{self.port}/", f":{self.tls_port}/")
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """The management API."""
@@ -126,6 +137,11 @@ class RabbitMQ(Server):
 
     def drop_vhost(self, name: str) -> None:
         self.ask("DELETE", f"/vhosts/{quote(name, safe='')}")
+
+    def note_queues(self) -> None:
+        """Have it write down which quorum queues there are. By itself it does so when nothing changed for a moment,
+        and one that is killed before does not find the newest again."""
+        self.control("eval", "[ok = dets:sync(Table) || Table <- dets:all()].")
 
     def control(self, *arguments: str) -> None:
         """rabbitmqctl, for what the management API cannot do; takes a second or two."""

@@ -34,8 +34,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: SLOWEST_FIRST.get(_folder(item.nodeid), len(SLOWEST_FIRST)))
     if config.getoption("--long"):
         return
-    # Not yet as dependable and as quick as the others: RabbitMQ's run with --long.
-    long = [item for item in items if item.get_closest_marker("long") or "rabbitmq" in item.nodeid]
+    long = [item for item in items if item.get_closest_marker("long")]
     config.hook.pytest_deselected(items=long)
     items[:] = [item for item in items if item not in long]
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-import aio_pika
-
 import millpond
 from millpond import ManualClock, Store
 from millpond.transports.rabbitmq.publisher import Parcel, Publisher
@@ -33,15 +31,15 @@ class RabbitByHand:
 
     def empty(self) -> None:
         for handle in self._handles:
-            self._queues |= {name for name in handle.topology.known}
+            self._queues |= handle.topology.known
         self._handles, self._waiting = [], []
 
     async def connect(self, **options: Any) -> Store:
-        if not self._handles:
-            await self._purge()
         clock: ManualClock = options.setdefault("clock", ManualClock())
         options.setdefault("consumer_timeout", 30 * 86_400)  # no broker waits so long, but its clock stands still
         handle: Any = await millpond.connect(self._url, **options)
+        if self._queues:
+            await self._purge(handle)
         self._handles.append(handle)
         send = handle.publisher.send
 
@@ -75,10 +73,9 @@ class RabbitByHand:
 
         setattr(handle, verb, on_time)
 
-    async def _purge(self) -> None:
-        if self._queues:
-            connection = await aio_pika.connect(self._url)
-            channel = await connection.channel()
-            for name in self._queues:
-                await (await channel.get_queue(name)).purge()
-            await connection.close()
+    async def _purge(self, handle: Any) -> None:
+        """What the last test has left; all before it did so too."""
+        channel = await handle.publishing.channel()
+        while self._queues:
+            await channel._underlay.queue_purge(self._queues.pop())
+        await channel.close()

@@ -303,7 +303,7 @@ async def test_what_is_no_outcome_is_refused_before_anything_is_written(
 @pytest.mark.parametrize("make", [OUTCOMES[0], OUTCOMES[2]])
 async def test_more_outcomes_than_a_statement_has_parameters(transport: Store, make: object) -> None:
     """FS-D4: more than 32,767 binds in one flush wedged it for ever"""
-    count = 33_000
+    count = 33_000 if Capability.TRANSACTIONS in transport.capabilities else 3_000  # no statements, no parameters
     for _ in range(3):
         await transport.publish([message(b"") for _ in range(count // 3)])
     claims = await transport.claim(["q"], count)
