@@ -10,14 +10,16 @@ import json
 import subprocess
 import sys
 import venv
+from importlib.metadata import version
 from pathlib import Path
 from uuid import uuid4
 
 import aio_pika
 from rich.console import Console
 
+from bench.__main__ import machine
 from bench.measure import Measurement, ratio, take_turns
-from bench.report import print_table
+from bench.report import print_table, write_json, write_markdown
 from bench.side import PAYLOAD, now
 from millpond import Message, Millpond, connect
 from servers import RabbitMQ
@@ -173,11 +175,19 @@ def main() -> int:
     parser.add_argument("--messages", type=int, default=10_000)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--no-celery", action="store_true")
+    parser.add_argument("--json", type=Path, default=Path("build/bench-rabbitmq.jsonl"), help="default: %(default)s")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="replace the table in this document too")
     options = parser.parse_args()
     celery = None if options.no_celery else celery_python(Path("build/celery"))
     with RabbitMQ() as broker:
         found = asyncio.run(measure(broker.url, options.messages, options.turns, celery))
+        server = broker.ask("GET", "/overview")["rabbitmq_version"]
+    facts = {"aio-pika": version("aio-pika"), "RabbitMQ": server, "messages": options.messages, "rounds": options.turns}
     print_table(Console(), found)
+    write_json(options.json, [m.with_facts({**machine(), **facts}) for m in found])
+    if options.markdown:
+        shown = ", ".join(f"{name} {value}" for name, value in {**machine(), **facts}.items())
+        write_markdown(options.markdown, found, [shown], table="bench-rabbitmq")
     return int(any(m.met is False for m in found))
 
 

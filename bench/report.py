@@ -9,7 +9,6 @@ from rich.table import Table
 
 from bench.measure import Measurement
 
-BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 _HEADS = ("measurement", "what", "against", "Millpond/s", "other/s", "result", "rounds", "bar", "")
 
 
@@ -33,13 +32,21 @@ def write_json(path: Path, measurements: Sequence[Measurement]) -> None:
             file.write(json.dumps({**vars(m), "met": m.met}) + "\n")
 
 
-def write_markdown(path: Path, measurements: Sequence[Measurement], facts: Sequence[str]) -> None:
+def marks(table: str = "bench") -> tuple[str, str]:
+    """Between which a table stands in a document."""
+    return f"<!-- {table}: begin -->", f"<!-- {table}: end -->"
+
+
+def write_markdown(
+    path: Path, measurements: Sequence[Measurement], facts: Sequence[str], *, table: str = "bench"
+) -> None:
     """Replace what stands between the marks of a document."""
+    begin, end = marks(table)
     text = path.read_text()
-    before, found, rest = text.partition(BEGIN)
-    _, found_end, after = rest.partition(END)
+    before, found, rest = text.partition(begin)
+    _, found_end, after = rest.partition(end)
     if not (found and found_end):
-        raise SystemExit(f"{path} has no {BEGIN} … {END}")
+        raise SystemExit(f"{path} has no {begin} … {end}")
     lines = [
         "| " + " | ".join(_HEADS) + " |",
         "|" + "---|" * len(_HEADS),
@@ -47,7 +54,7 @@ def write_markdown(path: Path, measurements: Sequence[Measurement], facts: Seque
         "",
         *(f"- {fact}" for fact in facts),
     ]
-    path.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + after)
+    path.write_text(before + begin + "\n" + "\n".join(lines) + "\n" + end + after)
 
 
 def _cells(m: Measurement) -> list[str]:

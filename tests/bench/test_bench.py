@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from bench import rabbitmq
 from bench.__main__ import measure
 from bench.contestants import MILLPOND, contest
 from bench.databases import MariadbDatabase, PostgresDatabase, SqliteDatabase
 from bench.measure import Measurement, ratio, take_turns
-from bench.report import BEGIN, END, print_table, write_json, write_markdown
+from bench.report import marks, print_table, write_json, write_markdown
 from bench.scenario import Scenario
 from bench.scenarios import SCENARIOS
 from bench.sizes import TINY
@@ -39,6 +40,12 @@ async def test_every_measurement_runs(scenario: Scenario, postgres_server: Postg
             assert measurement.low > 0
             assert all(rate > 0 for rate in measurement.per_second.values())
         assert "driver" in measurement.facts
+
+
+async def test_the_broker_is_measured(rabbitmq_url: str) -> None:
+    found = await rabbitmq.measure(rabbitmq_url, 200, 1, None)
+    assert [m.name for m in found] == ["rabbitmq-publish", "rabbitmq-drain"]
+    assert all(m.value > 0 and min(m.per_second.values()) > 0 for m in found)
 
 
 async def test_a_contest_is_timed(postgres_url: str) -> None:
@@ -88,11 +95,12 @@ def test_what_is_reported(tmp_path: Path) -> None:
     assert lines[0]["facts"]["python"] == "3"
 
     document = tmp_path / "performance.md"
-    document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    begin, end = marks()
+    document.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     for _ in range(2):
         write_markdown(document, found, ["a fact"])
     text = document.read_text()
-    assert text.startswith(f"before\n{BEGIN}\n|") and text.endswith(f"{END}\nafter\n")
+    assert text.startswith(f"before\n{begin}\n|") and text.endswith(f"{end}\nafter\n")
     assert "old" not in text and text.count("| a-drain |") == 2 and "- a fact" in text
 
     console = Console(record=True, width=160)
