@@ -234,6 +234,13 @@ class Store(Transport, Protocol):
     async def retain(self, queue: str, *, completed: Seconds | None, failed: Seconds | None) -> None:
         """How long the archive keeps this queue's messages; None keeps them for ever."""
 
+    async def record(self, rows: Sequence[Row]) -> int:
+        """Enter messages that another transport has settled into the archive; returns how many are new.
+
+        One that the archive has in the same state since `dedupe_for` is not entered again. The database says when
+        it was archived; all else is as the row tells.
+        """
+
     async def purge(
         self,
         queue: str | None = None,

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+from uuid import UUID
+
+import msgspec
 import pytest
 
 from millpond import Ack, Capability, GiveBack, ManualClock, Nack, Reject, Row, State, Store
+from millpond.errors import InvalidOption
+from millpond.message import new_id
 from tests.conformance.backends import requires
+from tests.conformance.conftest import Connect
 from tests.conformance.messages import claim_one, counts, message, publish, row
 
 pytestmark = requires(Capability.ARCHIVE | Capability.BROWSE)
@@ -176,3 +184,67 @@ async def test_states_are_counted_per_queue(transport: Store, clock: ManualClock
         State.FAILED: 3,
     }
     assert await counts(transport, "other") == {State.PENDING: 2}
+
+
+# --- record: what another transport has settled -----------------------------------------------------------
+
+
+def settled(id_: UUID, state: State = State.COMPLETED, **fields: Any) -> Row:
+    return Row(
+        **{
+            **{"id": id_, "queue": "q", "key": "k", "priority": 3, "state": state, "headers": {"a": [1]}},
+            **{"payload": b"body", "deliveries": 3, "attempts": 2, "due_us": 5, "created_us": 4, "expires_us": 99},
+            **{"first_attempt_us": 6, "last_attempt_us": 8, "acquired_us": 7, "reason": "why", "error": "e"},
+            **fields,
+        }
+    )
+
+
+async def test_a_recorded_message_is_archived_as_the_row_tells(transport: Store, clock: ManualClock) -> None:
+    rows = [settled(new_id()), settled(new_id(), State.FAILED, key=None, headers={}, expires_us=None, error="\0")]
+    assert await transport.record(rows) == 2
+    at = clock.now()
+    expected = [msgspec.structs.replace(r, archived_us=at, error="e" if r.error == "e" else "�") for r in rows]
+    assert await transport.find([r.id for r in rows]) == expected
+    assert await counts(transport) == {State.COMPLETED: 1, State.FAILED: 1}
+    assert await transport.claim(["q"]) == []
+
+
+async def test_recorded_once_for_each_state(transport: Store, clock: ManualClock) -> None:
+    id_ = new_id()
+    done, failed, other = settled(id_), settled(id_, State.FAILED), settled(new_id())
+    assert await transport.record([failed, failed, other]) == 2
+    assert await transport.record([other, done, failed]) == 1
+    assert [r.state for r in await transport.find([id_])] == [State.COMPLETED, State.FAILED]
+    both = new_id()
+    assert await transport.record([settled(both), settled(both, State.FAILED)]) == 2
+    clock.advance(8 * 86_400)  # by then the id may have been used again, for another message
+    assert await transport.record([done]) == 1
+    assert await transport.record([]) == 0
+
+
+async def test_an_own_trace_is_not_what_another_transport_recorded(transport: Store) -> None:
+    """An outbox's relay acked it here; what became of it there is another thing"""
+    id_ = await publish(transport)
+    await transport.settle([Ack((await claim_one(transport)).receipt)])
+    assert await transport.record([settled(id_)]) == 1
+    assert len(await transport.find([id_])) == 2
+
+
+async def test_many_are_recorded(transport: Store) -> None:
+    rows = [settled(new_id()) for _ in range(2_500)]
+    assert await transport.record(rows) == 2_500
+    assert await transport.record(rows) == 0
+
+
+async def test_two_who_record_copies_of_one_message(connect: Connect) -> None:
+    """Each looks when it is its turn: neither finds nothing there, and both enter it"""
+    rows = [settled(new_id()) for _ in range(20)]
+    handles = [await connect() for _ in range(4)]
+    counted = await asyncio.gather(*(handle.record(rows) for handle in handles for _ in range(5)))
+    assert sum(counted) == 20
+
+
+async def test_only_what_is_settled_can_be_recorded(transport: Store) -> None:
+    with pytest.raises(InvalidOption, match="PENDING"):
+        await transport.record([settled(new_id(), State.PENDING)])

@@ -10,6 +10,7 @@ from millpond.transport import Recorded, StreamClaim
 from millpond.transports.database import claim as claiming
 from millpond.transports.database import publish as publishing
 from millpond.transports.database import settle as settling
+from millpond.transports.database import statements as sql
 from millpond.transports.database import stream_claims, streams
 from millpond.transports.database.claim import Lanes, Leases, Stamp
 from millpond.transports.database.dialect import Dialect
@@ -64,6 +65,10 @@ def publish(d: Dialect, ids: Sequence[UUID | None]) -> Steps[set[UUID]]:
     return publishing.publish(d, drafts, now=None, dedupe_for=1_000_000, own_connection=False)
 
 
+def recorded(d: Dialect, ids: Sequence[UUID]) -> Steps[Rows]:
+    return (yield Query(d.sql(sql.RECORDED), {"ids": [d.id_in(id_) for id_ in ids], "since": 0}))
+
+
 def stream_claim(d: Dialect, lanes: dict[str, Lanes], limit: int) -> Steps[stream_claims.Claimed]:
     epoch, acked = yield from streams.open_stream(d, "plans", None, 0, now=None, again=False)
     wanted = stream_claims.Request([QUEUE], limit, 4, None, 3)
@@ -112,4 +117,5 @@ def everything_once(reader: Reader) -> None:
     claimed, _ = reader.read(stream_claim(d, {}, 10))
     assert claimed.claim is None
     reader.read(stream_ack(d, [], 0))
+    reader.read(recorded(d, [stale.id]))
     reader.read(publish(d, [uuid4(), None]))

@@ -134,6 +134,12 @@ def test_ids_of_callers_are_looked_up_by_their_indexes(reader: Reader) -> None:
     assert not reader.scans()
 
 
+def test_what_was_recorded_is_looked_up_by_its_ids(reader: Reader) -> None:
+    _, rows = reader.read(operations.recorded(reader.dialect, [uuid4() for _ in range(BATCH)]))
+    assert rows <= 4 * BATCH + A_FEW
+    assert not reader.scans()
+
+
 @pytest.mark.parametrize("outcome", ["ack", "nack", "reject", "release"])
 def test_a_stream_reads_the_messages_of_its_batch_only(reader: Reader, outcome: Settlement) -> None:
     d = reader.dialect

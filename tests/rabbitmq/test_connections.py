@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 
 import millpond
-from millpond import Ack, Message, Nack
-from millpond.errors import AuthenticationFailed, QueueMismatch, UnknownDatabase, Unreachable, Unroutable
+from millpond import Ack, ManualClock, Message, Nack
+from millpond.errors import (
+    AuthenticationFailed,
+    EncryptionFailed,
+    InvalidTime,
+    InvalidURL,
+    QueueMismatch,
+    UnknownDatabase,
+    Unreachable,
+    Unroutable,
+)
 from servers import RabbitMQ
 from servers.ports import free_port
 from tests.rabbitmq.conftest import SOON, arrival
@@ -82,6 +91,40 @@ async def test_a_deleted_queue_is_declared_again(transport: Any) -> None:
     assert (await arrival(transport)).message.payload == b"3"
 
 
+async def test_a_queue_is_deleted_under_a_subscription(transport: Any) -> None:
+    """The broker takes the consumer away; whoever waits gets one again"""
+    await transport.publish([Message(queue="q", payload=b"1")])
+    lost = await arrival(transport)
+    await transport.wait(["q"], 0.01)
+    assert transport._sources["q"]._consumers
+    admin = await transport.publishing.channel()
+    await admin._underlay.queue_delete("q")
+    async with asyncio.timeout(SOON):
+        while transport._sources["q"]._consumers:  # noqa: ASYNC110 - it comes from the broker
+            await asyncio.sleep(0.01)
+    await transport.publish([Message(queue="q", payload=b"2")])
+    claim = await arrival(transport)
+    assert claim.message.payload == b"2"
+    outcomes = [Ack(lost.receipt), Ack(claim.receipt)]
+    assert await transport.settle(outcomes) == [lost.receipt]  # gone with its queue
+
+
+async def test_no_lease_is_longer_than_the_broker_allows(rabbitmq_url: str) -> None:
+    clock = ManualClock()
+    transport: Any = await millpond.connect(rabbitmq_url, consumer_timeout=60, clock=clock)
+    await transport.publish([Message(queue="q", payload=b"")])
+    with pytest.raises(InvalidTime, match="consumer_timeout"):
+        await transport.claim(["q"], lease=61)
+    (claim,) = await transport.claim(["q"], lease=60)
+    clock.advance(59)
+    assert await transport.extend([claim.receipt], lease=60) == []  # up to what is left
+    assert await transport.reap() == 0
+    clock.advance(1)
+    assert await transport.reap() == 1
+    assert await transport.extend([claim.receipt]) == [claim.receipt]
+    await transport.close()
+
+
 async def test_a_queue_with_other_settings(transport: Any) -> None:
     channel = await transport.publishing.channel()
     await channel.declare_queue("q", {"x-queue-type": "classic"})
@@ -99,6 +142,29 @@ async def test_classic_queues(rabbitmq_url: str) -> None:
     assert (claim.deliveries, claim.attempts) == (2, 1)
     assert await transport.settle([Ack(claim.receipt)]) == []
     await transport.close()
+
+
+async def test_encrypted(rabbitmq_server: RabbitMQ, rabbitmq_url: str) -> None:
+    """Against a real TLS listener: an authority that is not trusted is refused, and so is a port without TLS"""
+    vhost = rabbitmq_url.rpartition("/")[2]
+    url = rabbitmq_server.tls_url_of(vhost)
+    transport: Any = await millpond.connect(f"{url}?cafile={rabbitmq_server.certificate}")
+    await transport.publish([Message(queue="q", payload=b"hidden")])
+    assert (await arrival(transport)).message.payload == b"hidden"
+    assert all(listed["ssl"] for listed in rabbitmq_server.ask("GET", f"/vhosts/{vhost}/connections"))
+    await transport.close()
+    with pytest.raises(EncryptionFailed, match="cafile") as failed:
+        await millpond.connect(url)
+    assert rabbitmq_server.password not in str(failed.value)
+    with pytest.raises((EncryptionFailed, Unreachable)):
+        await millpond.connect(rabbitmq_url.replace("amqp:", "amqps:"), connect_max_retries=0)
+
+
+async def test_parameters_of_the_url(rabbitmq_url: str) -> None:
+    with pytest.raises(InvalidURL, match="cafile"):
+        await millpond.connect(f"{rabbitmq_url}?cafil=/x")
+    with pytest.raises(InvalidURL, match="does not exist"):
+        await millpond.connect(f"{rabbitmq_url}?cafile=/no/such/file")
 
 
 async def test_what_is_wrong_with_the_url(rabbitmq_server: RabbitMQ, rabbitmq_url: str) -> None:

@@ -13,7 +13,7 @@ from millpond import Message, Reject, Unsupported
 from millpond.cli.app import app
 from millpond.control import Control
 from millpond.message import State, replayed_id
-from tests.rabbitmq.conftest import arrival
+from tests.rabbitmq.conftest import SOON, arrival
 
 
 async def reject(transport: Any, body: bytes, reason: str, queue: str = "q") -> Any:
@@ -43,6 +43,21 @@ async def test_retry_publishes_again_and_takes_out(transport: Any) -> None:
     assert (claim.deliveries, claim.attempts) == (1, 0)
     assert [row.id for row in await control.messages("q")] == [kept]
     assert (await control.retry_queue("q", reason="chosen")).published == []
+
+
+@pytest.mark.parametrize("limit", ["max_crashes", "max_deliveries"])
+async def test_past_a_limit_it_is_dead_lettered_unhandled(transport: Any, limit: str) -> None:
+    """FS-C5: what killed its workers, by the broker's own count"""
+    await transport.publish([Message(queue="q", payload=b"poison")])
+    for n in range(2):
+        claim = await arrival(transport)
+        assert (claim.deliveries, claim.attempts) == (n + 1, 0)
+        transport._sources["q"]._channels[0].deprive()  # as a crash would
+    async with asyncio.timeout(SOON):
+        while not (rows := await Control(transport).messages("q")):
+            assert await transport.claim(["q"], **{limit: 2}) == []
+    (row,) = rows
+    assert (row.reason, row.deliveries, row.attempts) == (limit, 3, 0)
 
 
 async def test_replay_into_another_queue(transport: Any) -> None:

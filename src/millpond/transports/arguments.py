@@ -9,8 +9,9 @@ from uuid import UUID
 
 from millpond.clock import Seconds, micros
 from millpond.errors import InvalidOption, InvalidTime
-from millpond.message import Receipt, State, check_id, check_name, check_priority
+from millpond.message import SETTLED, Receipt, State, check_id, check_name, check_priority
 from millpond.outcome import Outcome
+from millpond.transport import Row
 
 PAGE_LIMIT = 10_000
 _OUTCOMES = set(get_args(Outcome))
@@ -67,6 +68,11 @@ def check_outcomes(outcomes: Iterable[Outcome]) -> None:
 def check_receipts(receipts: Iterable[Receipt]) -> None:
     for kind in {type(receipt) for receipt in receipts} - {Receipt}:
         raise InvalidOption(f"a receipt is needed, not {kind.__name__}; a claim has one: claim.receipt")
+
+
+def check_settled(rows: Iterable[Row]) -> None:
+    for state in {row.state for row in rows} - set(SETTLED):
+        raise InvalidOption(f"record knows the states {', '.join(SETTLED)}, not {state}")
 
 
 def page_size(limit: Any) -> int:

@@ -1,7 +1,10 @@
-"""URLs that never show their password."""
+"""URLs that never show their password, and what may stand behind their `?`."""
 
 from __future__ import annotations
 
+import difflib
+import os
+from collections.abc import Sequence
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from millpond.errors import InvalidURL
@@ -42,3 +45,14 @@ class Url:
 
     def __repr__(self) -> str:
         return f"Url({str(self)!r})"
+
+
+def check_parameters(url: Url, known: Sequence[str], *, files: Sequence[str] = ()) -> None:
+    """Refuse what stands behind the `?` of a URL and means nothing, or names a file that is not there."""
+    for name, value in url.query.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
+            raise InvalidURL(f"the URL {url} has the unknown parameter {name!r}; {hint}")
+        if name in files and not os.path.isfile(value):
+            raise InvalidURL(f"{name} of the URL {url} names a file that does not exist: {value}")

@@ -1,11 +1,8 @@
-"""What a server's URL and the options say of logging in: parameters, TLS, and how long to try."""
+"""What a server's URL and the options say of logging in: TLS, and how long to try."""
 
 from __future__ import annotations
 
-import difflib
-import os
 import ssl
-from collections.abc import Sequence
 
 from millpond.clock import SECOND, micros
 from millpond.errors import InvalidOption, InvalidURL
@@ -21,17 +18,6 @@ def call_timeout(options: StoreOptions) -> float:
 
 def connect_timeout(options: StoreOptions) -> float:
     return min(CONNECT_TIMEOUT, call_timeout(options))
-
-
-def check_parameters(url: Url, known: Sequence[str], *, files: Sequence[str] = ()) -> None:
-    """Refuse what stands behind the `?` of a URL and means nothing, or names a file that is not there."""
-    for name, value in url.query.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
-            raise InvalidURL(f"the URL {url} has the unknown parameter {name!r}; {hint}")
-        if name in files and not os.path.isfile(value):
-            raise InvalidURL(f"{name} of the URL {url} names a file that does not exist: {value}")
 
 
 def tls_context(url: Url, options: StoreOptions) -> ssl.SSLContext | None:

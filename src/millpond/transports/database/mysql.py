@@ -21,7 +21,6 @@ from millpond.transports.database.dialect import Dialect, Trouble
 from millpond.transports.database.engine import Mode
 from millpond.transports.database.login import (
     call_timeout,
-    check_parameters,
     connect_timeout,
     is_untrusted,
     tls_context,
@@ -31,7 +30,7 @@ from millpond.transports.database.options import IDLE_IN_TRANSACTION, StoreOptio
 from millpond.transports.database.pool import Pool
 from millpond.transports.database.statement import Copy, Many, Query, Rows, Step, Steps, Style, drive_async
 from millpond.transports.database.store import DatabaseStore
-from millpond.transports.url import Url
+from millpond.transports.url import Url, check_parameters
 
 T = TypeVar("T")
 

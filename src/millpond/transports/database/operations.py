@@ -24,6 +24,7 @@ from millpond.message import (
 from millpond.transport import QueueStats, Row
 from millpond.transports.arguments import (
     archive_position,
+    check_settled,
     live_position,
     page_size,
     queue_names,
@@ -31,7 +32,7 @@ from millpond.transports.arguments import (
     unique_ids,
     whole_number,
 )
-from millpond.transports.database import archive, browse, partitions, reschedule
+from millpond.transports.database import archive, browse, partitions, record, reschedule
 from millpond.transports.database.bulk import Bulk
 from millpond.transports.database.engine import Mode
 from millpond.transports.database.partitions import Cutoffs
@@ -198,6 +199,18 @@ class Operations(Bulk):
         ]
         await self._run(lambda again: reschedule.retain(self.dialect, name, *keep), Mode.WRITE)
 
+    async def record(self, rows: Sequence[Row]) -> int:
+        self._check_open()
+        check_settled(rows)
+        window = micros(self._options.dedupe_for, "dedupe_for")
+        total = 0
+        for some in _chunks(rows, _CHUNK):
+            total += await self._run(
+                lambda again, some=some: record.record(self.dialect, some, now=self._now(), dedupe_for=window),  # type: ignore[misc]
+                Mode.WRITE,
+            )
+        return total
+
     async def purge(
         self,
         queue: str | None = None,
@@ -280,6 +293,6 @@ def _not_archived(ids: Sequence[UUID]) -> InvalidMessage:
     return InvalidMessage(f"not in the archive, so that nothing was replayed: {some}")
 
 
-def _chunks(values: list[T], size: int) -> Iterator[list[T]]:
+def _chunks(values: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     for start in range(0, len(values), size):
         yield values[start : start + size]

@@ -19,14 +19,14 @@ from millpond.transports.database import stream_statements as streams
 from millpond.transports.database.borrowed import BorrowedEngine, source
 from millpond.transports.database.dialect import Dialect, Trouble
 from millpond.transports.database.engine import Engine, Mode
-from millpond.transports.database.login import call_timeout, check_parameters, connect_timeout, is_untrusted
+from millpond.transports.database.login import call_timeout, connect_timeout, is_untrusted
 from millpond.transports.database.opening import open_store
 from millpond.transports.database.options import IDLE_IN_TRANSACTION, StoreOptions, parse
 from millpond.transports.database.outbox import known_as
 from millpond.transports.database.postgres_fused import FUSED
 from millpond.transports.database.statement import Copy, Many, Query, Rows, Step, Steps, Style, drive_async
 from millpond.transports.database.store import DatabaseStore
-from millpond.transports.url import Url
+from millpond.transports.url import Url, check_parameters
 
 T = TypeVar("T")
 

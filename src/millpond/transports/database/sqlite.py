@@ -21,13 +21,12 @@ from millpond.errors import InvalidOption, InvalidURL, NotMigrated
 from millpond.transports.database import statements as sql
 from millpond.transports.database.dialect import Dialect, Trouble
 from millpond.transports.database.engine import Mode
-from millpond.transports.database.login import check_parameters
 from millpond.transports.database.migrate import applied_version
 from millpond.transports.database.opening import open_store
 from millpond.transports.database.options import StoreOptions, parse
 from millpond.transports.database.statement import Copy, Many, Query, Rows, Step, Steps, Style, drive
 from millpond.transports.database.store import DatabaseStore
-from millpond.transports.url import Url
+from millpond.transports.url import Url, check_parameters
 
 T = TypeVar("T")
 log = logging.getLogger("millpond")

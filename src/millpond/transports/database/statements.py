@@ -165,6 +165,26 @@ WHERE id = :id
 LOOK_LIVE = "SELECT id, token, state FROM {message} {id_index} WHERE id {ids}"
 LOOK_ARCHIVED = "SELECT id, token, state FROM {archive} {archive_id_index} WHERE id {ids}"
 
+# --- record what another transport has settled ---------------------------------------------------------
+
+# Any row will do that is always there and that nobody else locks.
+RECORD_TURN = "SELECT version FROM {migration} WHERE version = 2 {lock}"
+# What this database has delivered itself has a token: a bridge's own trace is not what became of the message there.
+RECORDED = """
+SELECT id, archived_at, CASE WHEN token IS NULL THEN state END FROM {archive} {archive_id_index}
+WHERE id {ids} AND archived_at > :since
+"""
+RECORD_COLUMNS = (
+    *("id", "queue", "key", "priority", "due_at", "expires_at", "headers", "payload", "deliveries", "attempts"),
+    *("created_at", "first_attempt_at", "last_attempt_at", "acquired_at", "state", "reason", "error", "archived_at"),
+)
+RECORD = """
+INSERT INTO {archive} (id, queue, {key}, priority, due_at, expires_at, headers, payload, deliveries, attempts,
+created_at, first_attempt_at, last_attempt_at, acquired_at, state, reason, error, archived_at)
+VALUES (:id, :queue, :key, :priority, :due_at, :expires_at, :headers, :payload, :deliveries, :attempts,
+:created_at, :first_attempt_at, :last_attempt_at, :acquired_at, :state, :reason, :error, :archived_at)
+"""
+
 # --- reap -----------------------------------------------------------------------------------------------
 
 # Read first, then locked by id: nobody else's rows are touched on the way, nothing is written when there is

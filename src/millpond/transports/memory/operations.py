@@ -30,6 +30,7 @@ from millpond.outcome import Outcome
 from millpond.transport import Capability, QueueStats, Row
 from millpond.transports.arguments import (
     archive_position,
+    check_settled,
     live_position,
     page_size,
     queue_names,
@@ -177,6 +178,10 @@ class Operations:
             State.FAILED: None if failed is None else micros(failed, "failed"),
         }
         pond.setting(name, change=True).keep = keep
+
+    async def record(self, rows: Sequence[Row]) -> int:
+        check_settled(rows)
+        return sum(self._pond.record(row) for row in rows)
 
     async def purge(
         self,

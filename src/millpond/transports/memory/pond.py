@@ -24,8 +24,11 @@ from millpond.message import (
     Receipt,
     State,
     decode_headers,
+    encode_headers,
+    short_error,
 )
 from millpond.outcome import SUSPECT, Change
+from millpond.transport import Row
 
 
 class MemoryOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,6 +268,17 @@ class Pond:
         record.state, record.reason, record.archived_us = state, reason, self.now()
         if keep:
             self.archive.setdefault(record.id, []).append(record)
+
+    def record(self, row: Row) -> bool:
+        """Keep what another transport has settled; False if it is here already."""
+        now, kept = self.now(), self.archive.setdefault(row.id, [])
+        since = now - micros(self.options.dedupe_for, "dedupe_for")
+        if any(r.state is row.state and r.token is None and (r.archived_us or 0) > since for r in kept):
+            return False
+        fields = {name: getattr(row, name) for name in Row.__struct_fields__}
+        texts = {"reason": short_error(row.reason), "error": short_error(row.error)}
+        kept.append(Record(**{**fields, **texts, "headers": encode_headers(row.headers), "archived_us": now}))
+        return True
 
     def reap(self) -> int:
         now = self.now()

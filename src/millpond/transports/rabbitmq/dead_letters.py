@@ -19,6 +19,7 @@ from millpond.transports.rabbitmq.envelope import Envelope, opened
 from millpond.transports.rabbitmq.lacking import Lacking
 from millpond.transports.rabbitmq.names import aside_arguments, dead_name
 from millpond.transports.rabbitmq.publisher import Parcel
+from millpond.transports.rabbitmq.rows import row_of
 from millpond.transports.rabbitmq.transport import RabbitTransport
 
 _AT_ONCE = 1000
@@ -72,7 +73,7 @@ class DeadLetters(Lacking):
             await channel.requeue([letter.tag for letter in letters])
         finally:
             await channel.close()
-        rows = [_row(letter.envelope) for letter in letters]
+        rows = [row_of(letter.envelope, State.FAILED) for letter in letters]
         first = None if since is None else moment(since, "since")
         end = None if until is None else moment(until, "until")
         rows = [
@@ -153,26 +154,3 @@ def _again(envelope: Envelope, name: str, queue: str, now: int) -> Envelope:
 
 def _failed(row: Row) -> int:
     return row.archived_us or 0
-
-
-def _row(envelope: Envelope) -> Row:
-    past = envelope.past
-    return Row(
-        id=envelope.id,
-        queue=past.queue,
-        key=past.key,
-        priority=past.priority,
-        state=State.FAILED,
-        headers=envelope.headers(),
-        payload=envelope.payload,
-        deliveries=past.deliveries,
-        attempts=past.attempts,
-        due_us=past.due_us,
-        created_us=past.created_us,
-        expires_us=past.expires_us,
-        first_attempt_us=past.first_attempt_us,
-        last_attempt_us=past.last_attempt_us,
-        archived_us=past.failed_us or past.created_us,
-        reason=past.reason,
-        error=past.error,
-    )

@@ -7,6 +7,7 @@ message objects would take a good part of the time that a message has.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import ssl
@@ -66,9 +67,13 @@ async def open_connection(url: str, name: str, timeout: float) -> Any:
             "the broker has no such virtual host, or this user may not use it: the path of the URL names it "
             "(amqp://host/ is the one called /)"
         ) from _without(e)
-    except ssl.SSLError as e:
-        raise EncryptionFailed(f"no encrypted connection to the broker: {e.reason or e}") from _without(e)
     except (amqp.AMQPError, OSError, TimeoutError, RuntimeError) as e:
+        handshake = e.__cause__ or e  # the driver wraps it
+        if isinstance(handshake, ssl.SSLError) and not isinstance(handshake, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+            raise EncryptionFailed(
+                f"no encrypted connection to the broker ({handshake.reason or handshake}): check the port, the host's "
+                "name, and the authority that you trust (?cafile=…)"
+            ) from _without(e)
         raise Unreachable(f"the broker cannot be reached: {e or type(e).__name__}") from _without(e)
 
 
@@ -92,6 +97,7 @@ class Channel:
         self._underlay = underlay
         self._on_closed = on_closed
         self._broken = self.unanswered = False
+        self._closing: asyncio.Task[None] | None = None
         underlay.consumers = _Receivers(underlay.consumers)
         self._timeout = timeout
         self.generation = secrets.randbits(62 - TAG_BITS)
@@ -105,6 +111,7 @@ class Channel:
         underlay = await answered(connection.channel(publisher_confirms=True, on_return_raises=True), timeout)
         channel = cls(underlay, timeout, on_closed)
         underlay.closing.add_done_callback(lambda _: channel.gone())
+        underlay.on_consumer_cancel_callbacks.add(lambda _: channel.deprive())
         return channel
 
     @property
@@ -116,6 +123,15 @@ class Channel:
         if not self._broken:
             self._broken = True
             self._on_closed(self)
+
+    def deprive(self) -> None:
+        """The broker took a consumer away, for its queue was deleted: begin anew, with a channel that has its own."""
+        self.gone()
+        self._closing = asyncio.ensure_future(self._close())
+
+    async def _close(self) -> None:
+        with contextlib.suppress(Exception):
+            await answered(self._underlay.close(), self._timeout)
 
     async def _answered(self, call: Coroutine[Any, Any, T], what: str = "") -> T:
         """The broker's answer. A channel that got none is given up."""
@@ -282,5 +298,7 @@ def meaning(error: BaseException, what: str = "") -> BaseException:
             return NoAnswer("the broker did not answer in time; what was sent may or may not have arrived")
         case amqp.AMQPError() | amqp.ChannelInvalidStateError() | OSError() | RuntimeError():
             return StoreUnavailable(f"the connection to the broker was lost: {error or type(error).__name__}")
+        case Exception() if type(error) is Exception:  # what the driver's calls end with when it is closed under them
+            return StoreUnavailable("the connection was closed")
         case _:
             return error

@@ -38,6 +38,9 @@ class Held:
         source.held += 1
         return receipt
 
+    def get(self, receipt: Receipt) -> Hold | None:
+        return self._holds.get(receipt)
+
     def take(self, receipt: Receipt) -> Hold | None:
         """Out of here, to be settled."""
         hold = self._holds.pop(receipt, None)

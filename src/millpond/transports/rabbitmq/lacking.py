@@ -33,6 +33,7 @@ class Lacking:
     browse = _lacks("browse", Capability.BROWSE)
     find = _lacks("find", Capability.BROWSE)
     archived = _lacks("archived", Capability.ARCHIVE)
+    record = _lacks("record", Capability.ARCHIVE)
     retain = _lacks("retain", Capability.ARCHIVE)
     purge = _lacks("purge", Capability.ARCHIVE)
     replay = _lacks("replay", Capability.ARCHIVE)

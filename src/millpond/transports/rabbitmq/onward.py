@@ -14,10 +14,18 @@ from millpond.transports.rabbitmq.source import Arrival
 
 
 def onward(hold: Hold, c: Change, now: int) -> Parcel | None:
-    """The copy that an outcome makes; None: there is none, the delivery itself is acked or requeued."""
-    arrival, past = hold.arrival, hold.arrival.envelope.past
-    if c.state is State.COMPLETED or (c.state is State.FAILED and not c.keep) or is_requeued(c):
+    """The copy that an outcome makes; None: there is none, the delivery itself is acked."""
+    if c.state is State.COMPLETED or (c.state is State.FAILED and not c.keep):
         return None
+    envelope = concluded(hold, c, now)
+    if c.state in SETTLED:
+        return Parcel(envelope, aside=dead_name(envelope.past.queue))
+    return Parcel(envelope, c.delay_us or 0)
+
+
+def concluded(hold: Hold, c: Change, now: int) -> Envelope:
+    """The message as an outcome leaves it."""
+    arrival, past = hold.arrival, hold.arrival.envelope.past
     changes: dict[str, Any] = {
         "deliveries": arrival.deliveries + c.deliveries,
         "attempts": past.attempts + c.attempts,
@@ -26,17 +34,21 @@ def onward(hold: Hold, c: Change, now: int) -> Parcel | None:
     if c.attempts:
         changes["first_attempt_us"] = hold.claimed_us if past.first_attempt_us is None else past.first_attempt_us
         changes["last_attempt_us"] = now
-    if c.state in SETTLED:
-        envelope = arrival.envelope.with_past(**changes, failed_us=now, reason=c.reason)
-        return Parcel(envelope, aside=dead_name(past.queue))
+    if c.state is State.FAILED:
+        changes |= {"failed_us": now, "reason": c.reason}
     if c.delay_us is not None:
         changes["due_us"] = now + c.delay_us
-    return Parcel(arrival.envelope.with_past(**changes), c.delay_us or 0)
+    return arrival.envelope.with_past(**changes)
 
 
 def is_requeued(c: Change) -> bool:
-    """Interrupted: the broker puts it back at the head of its queue and counts the delivery."""
+    """Interrupted: back to its queue, and the delivery counts."""
     return c.state is State.PENDING and c.deliveries == 0
+
+
+def counted(arrival: Arrival) -> Parcel:
+    """Back to a queue that counts nothing by itself."""
+    return Parcel(arrival.envelope.with_past(deliveries=arrival.deliveries))
 
 
 def unworked(arrival: Arrival) -> Parcel:

@@ -10,6 +10,7 @@ from millpond.clock import Clock, Seconds, SystemClock, micros
 from millpond.errors import InvalidOption
 from millpond.message import BODY_LIMIT
 from millpond.transports.arguments import known_options
+from millpond.transports.url import Url
 
 
 class RabbitOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +32,8 @@ class RabbitOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How long a call waits for the broker's answer, such as the confirmation of a publish."""
     consumer_timeout: Seconds = 1800
     """The broker's own setting of this name: no lease can be longer, however often it is extended."""
+    archive: Url | None = None
+    """The URL of a database in which settled messages are recorded before they are acked; None: they leave no trace."""
     body_limit: int = BODY_LIMIT
     clock: Clock = SystemClock()
     """Decides when leases end and messages expire. Delays are timed by the broker."""
@@ -47,6 +50,8 @@ _NUMBERS = {
 
 def parse(given: dict[str, Any]) -> RabbitOptions:
     known_options(given, RabbitOptions.__struct_fields__)
+    if given.get("archive") is not None:
+        given = {**given, "archive": Url(given["archive"])}  # which never shows its password
     options = RabbitOptions(**given)
     if options.queue_type not in ("quorum", "classic"):
         raise InvalidOption(f'queue_type must be "quorum" or "classic", not {options.queue_type!r}')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -48,6 +48,7 @@ class Source:
         now: Callable[[], int],
         arrived: Callable[[], None],
         odd: Callable[[Arrival | None, Channel, Any], None],
+        odd_ones_left: Callable[[], Awaitable[None]],
     ) -> None:
         self.queue = queue
         self._connections = connections
@@ -57,9 +58,8 @@ class Source:
         self._now = now
         self._arrived = arrived
         self._odd = odd
+        self._odd_ones_left = odd_ones_left
         self.ready: deque[Arrival] = deque()
-        self.leaving: set[asyncio.Task[None]] = set()
-        """Suspects on their way out of our hands."""
         self.suspects_known = False
         """There may be some at the broker."""
         self._look_at = 0.0
@@ -118,8 +118,7 @@ class Source:
 
     async def suspect(self) -> Arrival | None:
         """One of those that may be poison; they wait in a queue of their own."""
-        if self.leaving:
-            await asyncio.wait(self.leaving)
+        await self._odd_ones_left()
         if not self.suspects_known and monotonic() < self._look_at:
             return None
         name, got = suspects_name(self.queue), list[Arrival]()

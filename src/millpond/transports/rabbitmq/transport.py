@@ -9,30 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
 from millpond.clock import SECOND, Seconds, micros
-from millpond.errors import Closed, InvalidTime, MillpondError, StoreUnavailable, not_supported
-from millpond.message import Claim, Message, Published, Receipt, draft
-from millpond.outcome import MAX_CRASHES, Change, Outcome, change, sorted_out
-from millpond.transport import DEFAULT_LEASE, Capability
-from millpond.transports.arguments import (
-    check_outcomes,
-    check_receipts,
-    lease_to_claim,
-    queue_names,
-    whole_number,
-)
+from millpond.errors import Closed, InvalidTime, MillpondError, not_supported
+from millpond.message import Claim, Message, Published, Receipt, State, draft
+from millpond.outcome import MAX_CRASHES, SUSPECT, Outcome, sorted_out
+from millpond.transport import DEFAULT_LEASE, Capability, Store
+from millpond.transports.arguments import check_receipts, lease_to_claim, queue_names, whole_number
+from millpond.transports.rabbitmq import errands
 from millpond.transports.rabbitmq.connections import Connections
 from millpond.transports.rabbitmq.driver import Channel
 from millpond.transports.rabbitmq.envelope import enveloped
-from millpond.transports.rabbitmq.held import Held, Hold
+from millpond.transports.rabbitmq.errands import Errand, Errands
+from millpond.transports.rabbitmq.held import Held
 from millpond.transports.rabbitmq.lacking import Lacking
-from millpond.transports.rabbitmq.onward import is_requeued, onward, suspected, undecodable, unworked, waiting
+from millpond.transports.rabbitmq.onward import suspected, undecodable, unworked, waiting
 from millpond.transports.rabbitmq.options import RabbitOptions
 from millpond.transports.rabbitmq.publisher import Parcel, Publisher
+from millpond.transports.rabbitmq.rows import row_of
+from millpond.transports.rabbitmq.settling import Settling
 from millpond.transports.rabbitmq.source import Arrival, Source
 from millpond.transports.rabbitmq.topology import Topology
 from millpond.transports.url import Url
@@ -47,9 +45,11 @@ class RabbitTransport(Lacking):
 
     capabilities = CAPABILITIES
 
-    def __init__(self, url: Url, options: RabbitOptions) -> None:
+    def __init__(self, url: Url, options: RabbitOptions, archive: Store | None = None) -> None:
         self.url = url
         self.options = options
+        self.archive = archive
+        """Where settled messages are recorded."""
         # Apart: a broker that is short of memory stops reading from connections that publish, and acks must go on.
         self.publishing = Connections(url, options, "publisher", self._publisher_lost)
         self.subscribing = Connections(url, options, "subscriber", self._channel_lost)
@@ -57,10 +57,13 @@ class RabbitTransport(Lacking):
         self.publisher = Publisher(self.publishing, self.topology, options.publisher_channel_pool_size)
         self._sources: dict[str, Source] = {}
         self._held = Held()
+        self._settling = Settling(
+            self._held, self._send, self.now, archive, counts_deliveries=options.queue_type == "quorum"
+        )
+        self._errands = Errands(self._send_odd)
         self._arrived = asyncio.Event()
         self._turn = 0
         self._suspects_turn: dict[str, bool] = {}
-        self._errands: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -92,10 +95,11 @@ class RabbitTransport(Lacking):
             await self._stand_back()
         except MillpondError as e:
             log.warning("messages that nobody had claimed come back from the broker counted as delivered: %s", e)
-        for errand in self._errands:
-            errand.cancel()
+        self._errands.cancel()
         await self.subscribing.close()
         await self.publishing.close()
+        if self.archive is not None:
+            await self.archive.close()
 
     def dead_letters(self) -> Any:
         """FAILED messages, for an operator."""
@@ -154,12 +158,25 @@ class RabbitTransport(Lacking):
         while True:
             await self.reap()
             arrivals = await self._take(names, limit, suspects)
+            await self._errands.tried()  # nothing runs while a suspect is in our hands: a crash would count against it
             now = self.now()
             claims = [self._claimed(arrival, source, now, lease_us) for arrival, source in arrivals]
             runnable, refused = sorted_out(claims, max_crashes=max_crashes, max_deliveries=max_deliveries)
-            await self.settle(refused)
-            if runnable or not refused:
+            if not refused:
                 return runnable
+            try:
+                await self.settle(refused)
+            except BaseException:
+                self._unclaim(claims)
+                raise
+            if runnable:
+                return runnable
+
+    def _unclaim(self, claims: Sequence[Claim]) -> None:
+        """Nobody hears of these claims. A suspect comes back when its lease ends: it must not wait among others."""
+        for claim in reversed(claims):
+            if claim.unfinished < SUSPECT and (hold := self._held.take(claim.receipt)) is not None:
+                hold.source.ready.appendleft(hold.arrival)
 
     async def _take(self, names: Sequence[str], limit: int, suspects: bool) -> list[tuple[Arrival, Source]]:
         # Each queue in turn goes first and has its share; what one leaves goes to the next.
@@ -204,7 +221,7 @@ class RabbitTransport(Lacking):
         """Have nothing sent any more, and give back unworked what nobody has claimed."""
         unclaimed = [arrival for source in self._sources.values() for arrival in await source.unsubscribe()]
         if unclaimed:
-            await self._move(unclaimed, [unworked(arrival) for arrival in unclaimed])
+            await errands.do([Errand(a.channel, a.tag, unworked(a)) for a in unclaimed], self._send)
 
     def _claimed(self, arrival: Arrival, source: Source, now: int, lease: int) -> Claim:
         past = arrival.envelope.past
@@ -240,6 +257,7 @@ class RabbitTransport(Lacking):
                 now=self.now,
                 arrived=self._arrived.set,
                 odd=lambda arrival, channel, message: self._odd(queue, arrival, channel, message),
+                odd_ones_left=self._errands.tried,
             )
         return source
 
@@ -277,115 +295,34 @@ class RabbitTransport(Lacking):
         self._check_open()
         if within is not None:
             raise not_supported("settle(within=…)", Capability.TRANSACTIONS)
-        check_outcomes(outcomes)
-        changes: dict[Receipt, Change] = {}
-        for outcome in outcomes:  # all are read before the first is written; of two with one receipt the first counts
-            changes.setdefault(outcome.receipt, change(outcome))
-        holds: list[Hold] = []
-        refused = []
-        for receipt, c in changes.items():
-            hold = self._held.take(receipt)
-            if hold is not None:
-                holds.append(hold)
-            elif not self._held.settled_before(receipt, c.state):
-                refused.append(receipt)
-        if holds:
-            refused += await self._settle(holds, changes)
-        return refused
-
-    async def _settle(self, holds: Sequence[Hold], changes: dict[Receipt, Change]) -> list[Receipt]:
-        now = self.now()
-        copies = [parcel for hold in holds if (parcel := onward(hold, changes[hold.receipt], now)) is not None]
-        try:
-            if copies:
-                await self._send(copies)
-        except BaseException:
-            for hold in holds:
-                self._held.put_back(hold)
-            raise
-        requeued = [hold for hold in holds if is_requeued(changes[hold.receipt])]
-        acked = holds if not requeued else [hold for hold in holds if not is_requeued(changes[hold.receipt])]
-        # Lost between: the broker gives the message to another, who sees that it was delivered before.
-        lost = {*await self._ack(acked), *await self._give_back(requeued)}
-        for hold in holds:
-            if hold.receipt not in lost:
-                self._held.remember(hold.receipt, changes[hold.receipt].state)
-        return list(lost)
+        return await self._settling.settle(outcomes)
 
     async def reap(self) -> int:
         """Give back what lapsed leases of this handle hold. Those of a dead process come back by themselves."""
         self._check_open()
         holds = self._held.lapsed(self.now())
-        await self._give_back(holds)
+        await self._settling.give_back(holds)
         return len(holds)
 
-    async def _ack(self, holds: Sequence[Hold]) -> list[Receipt]:
-        """The receipts of those that could not be acked, since their channel is gone."""
-        lost = []
-        for channel, some in _by_channel(holds).items():
-            try:
-                await channel.ack([hold.arrival.tag for hold in some])
-            except StoreUnavailable:
-                lost += [hold.receipt for hold in some]
-        return lost
-
-    async def _give_back(self, holds: Sequence[Hold]) -> list[Receipt]:
-        """Back to their queue, with the delivery counted; the receipts of those that a lost channel took back."""
-        if self.options.queue_type == "classic":  # which counts nothing by itself
-            await self._send([Parcel(h.arrival.envelope.with_past(deliveries=h.arrival.deliveries)) for h in holds])
-            return await self._ack(holds)
-        lost = []
-        for hold in holds:
-            hold.source.suspects_known = True  # it may have become one
-        for channel, some in _by_channel(holds).items():
-            try:
-                await channel.requeue([hold.arrival.tag for hold in some])
-            except StoreUnavailable:
-                lost += [hold.receipt for hold in some]
-        return lost
-
     # --- by itself ----------------------------------------------------------------------------------
-
-    async def _move(self, arrivals: Sequence[Arrival], parcels: Sequence[Parcel]) -> None:
-        """Publish these instead of those deliveries."""
-        await self._send(parcels)
-        for arrival in arrivals:
-            if not arrival.channel.closed:
-                await arrival.channel.ack([arrival.tag])
 
     def _odd(self, queue: str, arrival: Arrival | None, channel: Channel, message: Any) -> None:
         """Not for claims as it is: it waits on, may be poison, or nobody can read it."""
         if arrival is None:
             log.error("a message in queue %r cannot be read; it goes to the dead letters", queue)
-            tag, properties = message.delivery.delivery_tag, message.header.properties
-            parcel = undecodable(queue, properties.message_id, message.body, self.now())
-            self._run(self._instead(parcel, channel, tag), channel, tag)
+            parcel = undecodable(queue, message.header.properties.message_id, message.body, self.now())
         elif arrival.envelope.past.wait_us:
-            self._run(self._move([arrival], [waiting(arrival)]), channel, arrival.tag)
+            parcel = waiting(arrival)
         else:
-            source = self._sources[queue]
-            source.suspects_known = True
-            task = self._run(self._move([arrival], [suspected(arrival)]), channel, arrival.tag)
-            source.leaving.add(task)
-            task.add_done_callback(source.leaving.discard)
+            self._sources[queue].suspects_known = True
+            parcel = suspected(arrival)
+        self._errands.add(Errand(channel, message.delivery.delivery_tag, parcel))
 
-    async def _instead(self, parcel: Parcel, channel: Channel, tag: int) -> None:
-        await self._send([parcel])
-        await channel.ack([tag])
-
-    def _run(self, errand: Coroutine[Any, Any, None], channel: Channel, tag: int) -> asyncio.Task[None]:
-        async def run() -> None:
-            try:
-                await errand
-            except MillpondError as e:
-                log.warning("a message is tried again: %s", e)
-                if not channel.closed:
-                    await channel.requeue([tag])
-
-        task = asyncio.ensure_future(run())
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
-        return task
+    async def _send_odd(self, parcels: Sequence[Parcel]) -> None:
+        failed = [row_of(p.envelope, State.FAILED) for p in parcels if p.envelope.past.failed_us is not None]
+        if self.archive is not None and failed:
+            await self.archive.record(failed)
+        await self._send(parcels)
 
     def _channel_lost(self, channel: Channel) -> None:
         self._held.lost(channel)
@@ -396,10 +333,3 @@ class RabbitTransport(Lacking):
 
     def _publisher_lost(self, channel: Channel) -> None:
         self.topology.forget()
-
-
-def _by_channel(holds: Sequence[Hold]) -> dict[Channel, list[Hold]]:
-    groups: dict[Channel, list[Hold]] = {}
-    for hold in holds:
-        groups.setdefault(hold.arrival.channel, []).append(hold)
-    return groups
