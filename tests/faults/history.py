@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,18 @@ from typing import Any
 class History:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    @cached_property
+    def _file(self) -> int:
+        # Only for those who write: whoever reads asks again and again, each time with a history of its own.
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def write(self, **facts: Any) -> None:
         os.write(self._file, json.dumps({"pid": os.getpid(), **facts}).encode() + b"\n")
 
     def read(self) -> list[dict[str, Any]]:
         """All whole lines so far."""
+        if not self._path.exists():
+            return []
         lines = self._path.read_bytes().split(b"\n")[:-1]
         return [json.loads(line) for line in lines]
