@@ -5,6 +5,8 @@ import asyncio
 import pytest
 
 import millpond
+from millpond.transports.database.mysql import MysqlDialect
+from millpond.transports.database.postgres import PostgresDialect
 from tests.cli.conftest import cli
 from tests.shared import SharedDatabase
 
@@ -30,5 +32,6 @@ async def _migrate(url: str) -> None:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing is settled meanwhile, an export need not wait."""
-    monkeypatch.setattr("millpond.transports.database.exporting.GRACE", 0.0)
+    monkeypatch.setattr(MysqlDialect, "grace", 0.0)
+    monkeypatch.setattr(PostgresDialect, "grace", 0.0)
     monkeypatch.setattr("millpond.transports.database.exporting.PATIENCE", 0.2)

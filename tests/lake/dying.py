@@ -8,6 +8,7 @@ archive still has.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import json
 import os
@@ -20,9 +21,12 @@ from typing import Any
 
 import millpond
 from millpond import Ack, Message
-from millpond.spark.lake import compact, export, manifest, write
+from millpond.spark.lake import compact, export, manifest, parquet
 from millpond.transports.database import archive
+from millpond.transports.database.mysql import MysqlDialect
+from millpond.transports.database.postgres import PostgresDialect
 from millpond.transports.database.store import DatabaseStore
+from millpond.transports.url import Url
 from tests.lake.here import Here, exporter
 
 # Modules, although functions of the same names hide them.
@@ -34,8 +38,8 @@ POINTS: dict[str, tuple[Any, str, int]] = {
     "entered in the database": (DatabaseStore, "open_export", 1),
     "closed": (DatabaseStore, "close_archive", 1),
     "planned": (EXPORT.Exporter, "_plan", 1),
-    "in a task, a file begun": (write.Writers, "_begin", 1),
-    "in a task, a file ended": (write.Writers, "_end", 1),
+    "in a task, a file begun": (parquet.Writers, "_begin", 1),
+    "in a task, a file ended": (parquet.Writers, "_end", 1),
     "written": (EXPORT, "written_by_tasks", 1),
     "entry written beside": (manifest, "_write_beside", 3),
     "committed": (manifest.Lake, "commit", 1),
@@ -44,6 +48,10 @@ POINTS: dict[str, tuple[Any, str, int]] = {
     "merged files committed": (manifest.Lake, "commit", 2),
     "some purged": (archive, "purge_some", 1),
 }
+
+
+FETCH = "millpond.transports.database.fetch"
+FETCHERS = {"sqlite": f"{FETCH}.sqlite", "postgresql": f"{FETCH}.postgres", "mysql": f"{FETCH}.mysql"}
 
 
 def die_after(owner: Any, name: str, nth: int) -> None:
@@ -120,9 +128,9 @@ async def left(url: str) -> list[str]:
 
 
 def main(url: str, path: Path) -> None:
-    from millpond.transports.database import exporting
-
-    exporting.GRACE = 0.0
+    MysqlDialect.grace = PostgresDialect.grace = 0.0
+    for module in ("pyarrow.parquet", "pyspark", FETCHERS[Url(url).scheme]):
+        importlib.import_module(module)  # once, and not in each child again
     archived: list[str] = []
     died = []
     for name, point in POINTS.items():

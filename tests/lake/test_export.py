@@ -17,8 +17,8 @@ from millpond.errors import InvalidOption, LakeDamaged, LakeFenced, WrongLake
 from millpond.message import NAME_LIMIT
 from millpond.spark.lake.compact import compact_opened
 from millpond.spark.lake.manifest import Lake
+from millpond.spark.lake.parquet import folder_of
 from millpond.spark.lake.read import files
-from millpond.spark.lake.write import folder_of
 from tests.lake.here import Here, export, exporter, lake_rows
 from tests.spark.ponds import HOSTILE, fill, rows
 
@@ -96,8 +96,9 @@ def test_each_export_takes_what_is_new(url: str, tmp_path: Path) -> None:
 
 
 def test_a_long_time_between_two(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By pages or as it lies, not by the index"""
+    """By pages, not by the index; or too many queues for it"""
     monkeypatch.setattr("millpond.transports.database.fetch.closed.SHORT", 0)
+    monkeypatch.setattr("millpond.transports.database.fetch.closed._MOST_QUEUES", 3)
     for _ in range(2):
         fill(url, HOSTILE)
         export(tmp_path / "lake", url)

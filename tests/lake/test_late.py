@@ -7,6 +7,7 @@ import contextlib
 import random
 import sqlite3
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,18 @@ import pymysql
 import pytest
 
 import millpond
-from millpond import Ack, Message
+from millpond import Ack, ManualClock, Message
+from millpond.clock import as_datetime
+from millpond.errors import StoreError
+from millpond.transports.database.mysql import MysqlDialect
+from millpond.transports.database.postgres import PostgresDialect
 from millpond.transports.url import Url
 from tests.lake.here import export, exporter
 from tests.lake.test_export import archived, ids, lake_rows
 from tests.races.test_late_commit import caller
 
 WRITERS = 6
-SECONDS = 3.0
+SECONDS = 2.0
 
 
 def connection_to(url: str) -> Any:
@@ -120,6 +125,20 @@ def test_rolled_back_after_all(url: str, tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_a_clock_that_was_set_back_is_told(url: str, tmp_path: Path) -> None:
+    async def story() -> None:
+        store: Any = await millpond.connect(url)
+        closed = await store.close_archive(None)
+        await store.close()
+        store = await millpond.connect(url, clock=ManualClock(as_datetime(closed.until_us) - timedelta(seconds=5)))
+        with pytest.raises(StoreError, match="set back"):
+            await store.close_archive(closed.until_us)
+        await store.close()
+
+    with _patience(0.3):
+        asyncio.run(story())
+
+
 def test_many_writers_that_commit_in_any_order(url: str, tmp_path: Path) -> None:
     """A mark on the greatest id or time that an export saw would miss a quarter of them for ever"""
     path = tmp_path / "lake"
@@ -171,5 +190,6 @@ def test_many_writers_that_commit_in_any_order(url: str, tmp_path: Path) -> None
 def _patience(seconds: float, grace: float = 0.0) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("millpond.transports.database.exporting.PATIENCE", seconds)
-        patch.setattr("millpond.transports.database.exporting.GRACE", grace)
+        patch.setattr(MysqlDialect, "grace", grace)
+        patch.setattr(PostgresDialect, "grace", grace)
         yield

@@ -2,17 +2,20 @@
 
 import asyncio
 import signal
+import sys
 import threading
 from datetime import timedelta
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 from millpond.cli import values
-from millpond.cli.app import URL, Json, Refused, Schema, TablePrefix, app, needs, say_json, store_options
+from millpond.cli.app import URL, Json, Refused, Schema, TablePrefix, app, needs, say_json
 from millpond.cli.spark import Conf, Master, spark_session
 from millpond.cli.table import plain, table, when
 from millpond.clock import as_datetime
+from millpond.errors import InvalidOption
 
 lake_app = typer.Typer(
     name="lake", help="The archive as Parquet files, by Spark.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -39,6 +42,13 @@ Decode = Annotated[
 Every = Annotated[str, typer.Option(help="How long from the beginning of a round to that of the next: 30s, 10m, 1h.")]
 
 
+class Step(StrEnum):
+    EXPORT = "export"
+    PURGE = "purge"
+    COMPACT = "compact"
+    REPORT = "report"
+
+
 @lake_app.command("export")
 def export(
     lake: Lake,
@@ -55,7 +65,8 @@ def export(
     """Bring a lake up to date with the archive: what was archived since the last export, each message once."""
     given: dict[str, Any] = {"schema": schema, "table_prefix": table_prefix, "decode": decode}
     pause = _duration(every)
-    with spark_session("millpond lake export", master, conf) as spark:
+    _check(lake, url, schema, table_prefix)
+    with spark_session("millpond lake export", master, _shown(conf)) as spark:
         from millpond.spark.lake.export import export
         from millpond.spark.lake.schedule import run, told
 
@@ -97,7 +108,7 @@ async def _purge(store: Any, age: timedelta | None) -> int:
 @lake_app.command("compact")
 def compact(lake: Lake, master: Master = "local[*]", conf: Conf = None, json: Json = False) -> None:
     """Merge small files, and delete those that nobody needs any more. Not while an export runs: it would be fenced."""
-    with spark_session("millpond lake compact", master, conf) as spark:
+    with spark_session("millpond lake compact", master, _shown(conf)) as spark:
         from millpond.spark.lake.compact import compact
 
         done = compact(spark, lake)
@@ -112,10 +123,7 @@ def run(
     lake: Lake,
     url: URLs = None,
     every: Every = "10m",
-    step: Annotated[
-        list[str] | None,
-        typer.Option(show_default=False, help="Only this step of export, purge, compact, report; again for more."),
-    ] = None,
+    step: Annotated[list[Step] | None, typer.Option(show_default=False, help="Only this one; again for more.")] = None,
     report_to: Annotated[
         str | None,
         typer.Option(metavar="DIR", show_default=False, help="Write the report there; without it there is none."),
@@ -128,7 +136,10 @@ def run(
 ) -> None:
     """Export, purge, compact and report on a schedule, in one Spark application, until told to stop (TERM)."""
     pause = _duration(every)
-    with spark_session("millpond lake run", master, conf) as spark:
+    _check(lake, url, schema, table_prefix)
+    if step and Step.REPORT in step and report_to is None:
+        raise InvalidOption("the step report needs a folder to write to: --report-to DIR")
+    with spark_session("millpond lake run", master, _shown(conf)) as spark:
         from millpond.spark.lake.schedule import run
 
         run(
@@ -195,15 +206,30 @@ def exports(
 async def _each(urls: str, schema: str | None, table_prefix: str, do: Any) -> list[Any]:
     """On each of the databases, one after the other."""
     from millpond import transports
+    from millpond.spark.lake.export import shards_of
 
     found = []
-    for url in urls.split():
-        store = await transports.connect(url, migrate=False, **store_options(schema, table_prefix))
+    for shard in shards_of(urls, schema, table_prefix):
+        store = await transports.connect(shard.url.raw, migrate=False, **shard.options)
         try:
             found.append(await do(store))
         finally:
             await store.close()
     return found
+
+
+def _check(lake: str, url: str | None, schema: str | None, table_prefix: str) -> None:
+    """What is wrong with what was typed is told before Spark starts."""
+    from millpond.spark.lake.export import shards_of
+    from millpond.spark.lake.manifest import folder
+
+    folder(lake)
+    shards_of(needs(url), schema, table_prefix)
+
+
+def _shown(conf: list[str] | None) -> list[str]:
+    """On a terminal Spark draws how far its tasks are."""
+    return ["spark.ui.showConsoleProgress=true", *(conf or ())] if sys.stderr.isatty() else conf or []
 
 
 def _duration(every: str) -> timedelta:

@@ -18,8 +18,8 @@ import msgspec
 from millpond.clock import SECOND, SystemClock
 from millpond.spark.lake.body import Decoder
 from millpond.spark.lake.manifest import FOLDER, File, Lake
+from millpond.spark.lake.parquet import Writers, file_schema
 from millpond.spark.lake.tasks import written_by_tasks
-from millpond.spark.lake.write import Writers, file_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_SOME_CORES = 4
 _STORE: dict[str, Any] = {"migrate": False, "pool_size": 1, "call_timeout": 3600}
 
 
@@ -65,16 +67,30 @@ def export(
     MILLPOND_URL does. `decode` makes columns of JSON bodies: "sku bigint, price double", or "infer". What a lake has
     decoded once it goes on decoding.
     """
-    exporter = Exporter(spark, path, shards_of(url, schema, table_prefix), decode=decode)
-    try:
-        return exporter.export()
-    finally:
-        exporter.close()
+
+    def do() -> Exported:
+        exporter = Exporter(spark, path, shards_of(url, schema, table_prefix), decode=decode)
+        try:
+            return exporter.export()
+        finally:
+            exporter.close()
+
+    return beside_the_loop(do)
 
 
 def shards_of(url: str | None, schema: str | None, table_prefix: str) -> list[Shard]:
     given = {"url": url, "schema": schema, "tablePrefix": table_prefix or None}
     return Options({name: value for name, value in given.items() if value is not None}, (), of="an export").shards()
+
+
+def beside_the_loop(do: Callable[[], T]) -> T:
+    """In this thread, or in one of its own where this one runs an event loop, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return do()
+    with ThreadPoolExecutor(1, "millpond-lake") as pool:
+        return pool.submit(do).result()
 
 
 class Exporter:
@@ -144,10 +160,14 @@ class Exporter:
     def _plan(self, since: Mapping[int, int], until: Mapping[int, int]) -> list[Work]:
         from millpond.transports.database.fetch import check, closed
 
-        # As many as there are cores, so that all of them work.
-        parallel = max(1, self._spark.sparkContext.defaultParallelism // len(self._shards))
+        # As many as there are cores, so that all of them work; over Spark Connect nobody tells how many.
+        context = getattr(self._spark, "sparkContext", None)
+        cores = _SOME_CORES if context is None else context.defaultParallelism
+        parallel = max(1, cores // len(self._shards))
         found = []
         for shard in self._shards:
+            if until[shard.number] == since.get(shard.number):
+                continue
             with shard.fetcher() as fetcher:
                 check(fetcher, shard.url)
                 slices = closed.slices(fetcher, since.get(shard.number), until[shard.number], parallel)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millpond.clock import as_datetime, monotonic
-from millpond.errors import InvalidOption, LakeError, StoreError
+from millpond.errors import InvalidOption, StoreError
 from millpond.spark.lake.compact import compact_opened
-from millpond.spark.lake.export import Exported, Exporter, shards_of
+from millpond.spark.lake.export import Exported, Exporter, beside_the_loop, shards_of
 from millpond.spark.options import Shard
 
 if TYPE_CHECKING:
@@ -45,38 +45,43 @@ def run(
 
     `report_to` is the folder of the report: `report.html`, and a Parquet file for each table. Without it there is none.
 
-    A step that fails because of a database is told, and tried again in the next round: nothing is lost by it. When
-    `stop` is set the step under way is finished, and that is all. Being fenced ends it with `LakeFenced`.
+    A step that fails because of a database, or in a task, is told, and tried again in the next round: nothing is lost.
+    When `stop` is set the step under way is finished, and that is all. Being fenced ends it with `LakeFenced`.
     """
     steps = steps or [step for step in STEPS if step != "report" or report_to is not None]
     if unknown := [step for step in steps if step not in STEPS]:
         raise InvalidOption(f"a lake's steps are {', '.join(STEPS)}; not {', '.join(unknown)}")
     if "report" in steps and report_to is None:
         raise InvalidOption("the step report needs a folder to write to: report_to, --report-to DIR")
-    stop = stop or threading.Event()
-    shards = shards_of(url, schema, table_prefix)
-    job = _Job(Exporter(spark, path, shards, decode=decode), spark, Path(report_to or "."), shards)
-    done = 0
-    try:
-        while not stop.is_set() and done != rounds:
-            began = monotonic()
-            for step in steps:
-                if not stop.is_set():
-                    _do(job, step, tell or _log)
-            done += 1
-            if done != rounds:
-                stop.wait(max(0.0, began + every.total_seconds() - monotonic()))
-    finally:
-        job.exporter.close()
+    shards, told_to_stop = shards_of(url, schema, table_prefix), stop or threading.Event()
+
+    def go_on() -> None:
+        job = _Job(Exporter(spark, path, shards, decode=decode), spark, Path(report_to or "."), shards)
+        done = 0
+        try:
+            while not told_to_stop.is_set() and done != rounds:
+                began = monotonic()
+                for step in steps:
+                    if not told_to_stop.is_set():
+                        _do(job, step, tell or _log)
+                done += 1
+                if done != rounds:
+                    told_to_stop.wait(max(0.0, began + every.total_seconds() - monotonic()))
+        finally:
+            job.exporter.close()
+
+    beside_the_loop(go_on)
 
 
 def _do(job: _Job, step: str, tell: Tell) -> None:
+    from pyspark.errors import PySparkException
+
     try:
         tell(step, getattr(job, step)())
-    except LakeError:
-        raise
     except StoreError as e:
         tell(step, f"not now: {e}")
+    except PySparkException as e:  # a task failed, and so often that Spark gave up
+        tell(step, f"not now: Spark says: {' '.join(str(e).strip().splitlines()[-1:])}")
 
 
 def _log(step: str, what: str) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from millpond.clock import monotonic
+from millpond.clock import as_datetime, monotonic
+from millpond.errors import StoreError
 from millpond.transports.database import exports
 from millpond.transports.database.engine import Mode
 from millpond.transports.database.exports import NOTHING, Closed, Export
 from millpond.transports.database.running import Running
 
-GRACE = 1.0
-"""Seconds in which a statement that the server has received, and with it the time of, has surely begun to write."""
 PATIENCE = 5.0
 """Seconds to wait for transactions to end before an export goes on with what was archived before them."""
 _LOOK_AGAIN = 0.05
@@ -31,9 +30,14 @@ class ExportVerbs(Running):
         """A moment, mostly now, before which nothing will be archived any more. `since` was closed before."""
         self._check_open()
         at = await self._run(lambda again: exports.moment(self.dialect, self._now()), Mode.WRITE)
+        if since is not None and at < since:
+            raise StoreError(
+                f"the clock of the database at {self.url} was set back, to before {as_datetime(since)}, up to when it "
+                "was exported: what it archives until then is taken for exported. Purge nothing; export to a new lake"
+            )
         if self.dialect.sole_writer:
             return Closed(at)
-        await asyncio.sleep(GRACE)
+        await asyncio.sleep(self.dialect.grace)
         give_up_at = monotonic() + PATIENCE
         held = await self._late(since, at)
         while held and monotonic() < give_up_at:

@@ -90,6 +90,7 @@ class MysqlDialect(Dialect):
     name = "mysql"
     style = Style.FORMAT
     no_floor = (-(2**63), bytes(16))
+    grace = 5.0  # until it has written its first row
     archive_by_time = True
     overrides = {
         sql.REQUEUE: _REQUEUE,
