@@ -10,16 +10,21 @@ import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pymysql
 import pytest
 
 import millpond
-from millpond import Ack, ManualClock, Message
+from millpond import Ack, ManualClock, Message, State
 from millpond.clock import as_datetime
 from millpond.errors import StoreError
+from millpond.transport import Row
+from millpond.transports.database.engine import Mode
 from millpond.transports.database.mysql import MysqlDialect
 from millpond.transports.database.postgres import PostgresDialect
+from millpond.transports.database.record import record as recording
+from millpond.transports.database.statement import Query
 from millpond.transports.url import Url
 from tests.lake.here import export, exporter
 from tests.lake.test_export import archived, ids, lake_rows
@@ -123,6 +128,56 @@ def test_rolled_back_after_all(url: str, tmp_path: Path) -> None:
         await store.close()
 
     asyncio.run(story())
+
+
+def test_what_a_broker_settled_is_waited_for(url: str, tmp_path: Path) -> None:
+    """Its time is drawn by one statement, and it is written by another"""
+    path = tmp_path / "lake"
+    stalled, go = threading.Event(), threading.Event()
+
+    def stalling(steps: Any) -> Any:
+        answer = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as end:
+                return end.value
+            if not isinstance(step, Query):
+                stalled.set()
+                go.wait(4)
+            answer = yield step
+
+    async def record() -> None:
+        store: Any = await millpond.connect(url)
+        row = Row(
+            id=uuid4(),
+            queue="q",
+            key=None,
+            priority=50,
+            state=State.COMPLETED,
+            headers={},
+            payload=b"x",
+            deliveries=1,
+            attempts=1,
+            due_us=0,
+            created_us=0,
+        )
+        steps = recording(store.dialect, [row], now=None, dedupe_for=1)
+        assert await store._run(lambda again: stalling(steps), Mode.WRITE) == 1
+        await store.close()
+
+    recorder = threading.Thread(target=lambda: asyncio.run(record()))
+    recorder.start()
+    assert stalled.wait(30)
+    exporting = threading.Thread(target=export, args=(path, url))
+    with _patience(0.3):
+        exporting.start()
+        exporting.join(0.3)
+        go.set()
+        for thread in (recorder, exporting):
+            thread.join()
+        export(path, url)
+    assert ids(lake_rows(path)) == archived(url) != []
 
 
 def test_a_clock_that_was_set_back_is_told(url: str, tmp_path: Path) -> None:

@@ -101,5 +101,7 @@ def bound(d: Dialect) -> Steps[int | None]:
 
 
 def moment(d: Dialect, now: int | None) -> Steps[int]:
-    """The database's time. Where one transaction writes at a time, those before this one have ended."""
+    """The database's time, at which whoever records what a broker settled has ended: that draws its time first and
+    writes later. Where one transaction writes at a time, all before this one have ended."""
+    yield Query(d.sql(sql.RECORD_TURN), {})
     return int((yield Query(d.sql(sql.NOW), {"now": now}))[0][0])
