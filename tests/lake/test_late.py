@@ -127,7 +127,8 @@ def test_rolled_back_after_all(url: str, tmp_path: Path) -> None:
         assert ids(lake_rows(path)) == await asyncio.to_thread(archived, url)
         await store.close()
 
-    asyncio.run(story())
+    with _patience(0.3):
+        asyncio.run(story())
 
 
 def test_what_a_broker_settled_is_waited_for(url: str, tmp_path: Path) -> None:

@@ -104,16 +104,14 @@ def test_a_fenced_export_notes_nothing(url: str, tmp_path: Path) -> None:
     second.close()
 
 
-def test_what_a_crash_left_unnoted_is_noted_by_the_next(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_crash_left_unnoted_is_noted_by_the_next(url: str, tmp_path: Path) -> None:
     fill(url, ["orders"])
     one = exporter(tmp_path / "lake", url)
-    monkeypatch.setattr(type(one), "_note", lambda self: None)
-    one.export()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(one), "_note", lambda self: None)
+        one.export()
     one.close()
     assert purge(url) == 0
-    monkeypatch.undo()
     export(tmp_path / "lake", url)
     assert purge(url) > 0 and archived(url) == []
 
