@@ -136,3 +136,11 @@ def test_no_lane_is_the_only_one_while_a_look_below_is_due(lanes: Lanes, watch: 
 def test_with_a_second_lane_or_suspects_no_lane_is_the_only_one(lanes: Lanes) -> None:
     lanes.add(1050)
     assert lanes.only() is None
+
+
+def test_a_look_that_is_no_claim_trusts_floors_as_long_as_a_claim_does(lanes: Lanes, watch: Watch) -> None:
+    assert lanes.trusted().floor(50) == HIGH
+    watch.now += 1
+    assert lanes.trusted().floor(50) is None
+    assert lanes.trusted().known == [50]
+    assert lanes.floor(50) == HIGH, "which claims have still to look below"

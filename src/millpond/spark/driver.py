@@ -172,7 +172,7 @@ class StreamDriver:
             wants = [look.messages for look in looks]
         shares = shared_out(limit, wants, first=seq)
         found = await self._claim_from(seq, {n: share for n, share in enumerate(shares) if share})
-        if not found and not all(shares):  # there were fewer messages to be claimed than shards
+        if not found and not all(shares):  # those who had been counted are gone, or there are more shards than shares
             found = await self._claim_from(seq, {n: limit for n in every if not shares[n]})
         return found
 
@@ -221,26 +221,25 @@ class StreamDriver:
 
 
 def shared_out(limit: int, wants: Sequence[int], *, first: int) -> list[int]:
-    """A limit in fair shares: nobody has more than it wants and one besides, while another has less.
+    """A limit in fair shares: nobody has more than it wants while another has less.
 
-    One besides, since counts may be behind: where the limit allows, everybody is asked. The remainder goes to the
-    `first`, by turns.
+    What nobody wants is shared out too, since counts may be behind. The remainder goes to the `first`, by turns.
 
     >>> shared_out(100, [1000, 10, 0], first=0)
-    [88, 11, 1]
-    >>> shared_out(2, [5, 5, 5], first=1)
-    [0, 1, 1]
+    [90, 10, 0]
+    >>> shared_out(100, [5, 10, 0], first=0)
+    [34, 38, 28]
     """
     order = [(first + n) % len(wants) for n in range(len(wants))]
     shares = [0] * len(wants)
-    hungry = order
-    while limit and hungry:
+    while limit and (hungry := [n for n in order if shares[n] < wants[n]]):
         share = max(1, limit // len(hungry))
         for n in hungry:
-            given = min(share, wants[n] + 1 - shares[n], limit)
+            given = min(share, wants[n] - shares[n], limit)
             shares[n] += given
             limit -= given
-        hungry = [n for n in hungry if shares[n] <= wants[n]]
+    for place, n in enumerate(order):
+        shares[n] += limit // len(order) + (place < limit % len(order))
     return shares
 
 

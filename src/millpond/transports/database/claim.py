@@ -90,7 +90,7 @@ class Lanes:
 
     def trusted(self) -> Lanes:
         """These, or the same without floors while something may be below them: for a look that is no claim."""
-        if not self._fell:
+        if self._floors_count():
             return self
         bare = Lanes()
         bare.known = list(self.known)
