@@ -16,7 +16,7 @@ from millpond.transports.database.engine import Mode
 from millpond.transports.database.staging import Batch
 from millpond.transports.database.statement import Query, Steps
 from millpond.transports.database.store import DatabaseStore
-from tests.staging.conftest import Connect
+from tests.stores import Connect
 
 QUEUE = "bulk"
 

@@ -12,7 +12,7 @@ from millpond.clock import as_datetime
 from millpond.errors import ClaimLost, StreamBehind, StreamFenced, UnknownStream
 from millpond.transport import Recorded, Streams
 from millpond.transports.database.store import DatabaseStore
-from tests.streams.conftest import Connect
+from tests.stores import Connect
 from tests.streams.driver import Driver, counts, processing, publish
 
 

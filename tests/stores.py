@@ -1,0 +1,45 @@
+"""Fixtures for what only databases do: a store on each in turn, emptied before each test, its clock standing still.
+
+A folder of tests has them by importing them into its conftest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import pytest
+
+from millpond import ManualClock
+from millpond.transports.database.store import DatabaseStore
+from tests.conformance.backends import BACKENDS, DATABASES, Backend
+
+Connect = Callable[..., Awaitable[DatabaseStore]]
+
+
+@pytest.fixture(scope="session", params=DATABASES)
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    yield from BACKENDS[request.param](request)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def connect(backend: Backend, clock: ManualClock) -> AsyncIterator[Connect]:
+    backend.empty()
+    opened = []
+
+    async def connect(**options: object) -> DatabaseStore:
+        opened.append(await backend.connect(**{"clock": clock, **options}))
+        return opened[-1]  # type: ignore[return-value]
+
+    yield connect
+    for store in opened:
+        await store.close()
+
+
+@pytest.fixture
+async def store(connect: Connect) -> DatabaseStore:
+    return await connect()
