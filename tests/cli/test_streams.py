@@ -33,6 +33,16 @@ def test_lists_what_each_holds(cli: Cli, url: str) -> None:
     assert "held by a stream" in cli.ok("list", "--state", "processing").out
 
 
+def test_an_alert_fails_where_messages_are_held_for_long(cli: Cli, url: str) -> None:
+    assert cli.ok("streams", "--alert", "0s").out == "no streams\n"
+    hold(url)
+    assert "audit" in cli.ok("streams", "--alert", "1h").out
+    assert "held for more than 0s: audit" in cli.fails(1, "streams", "--alert", "0s")
+    cli.ok("streams", "release", "audit")
+    cli.ok("streams", "--alert", "0s")
+    assert "no duration" in cli.fails(2, "streams", "--alert", "soon")
+
+
 def test_release_gives_them_back(cli: Cli, url: str) -> None:
     hold(url)
     assert cli.ok("streams", "release", "audit").out == "3 given back by audit\n"

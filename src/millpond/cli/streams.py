@@ -8,6 +8,7 @@ import typer
 
 from millpond.cli.app import Json, Refused, command, say_json
 from millpond.cli.table import plain, table, when
+from millpond.cli.values import duration
 from millpond.clock import as_datetime
 from millpond.control import Control
 from millpond.errors import InvalidOption, UnknownStream
@@ -23,13 +24,22 @@ async def streams(
     control: Control,
     verb: Annotated[Verb | None, typer.Argument(show_default=False, help="Give back what a stream holds.")] = None,
     name: Annotated[str | None, typer.Argument(show_default=False, help="The stream's name.")] = None,
+    alert: Annotated[
+        str | None,
+        typer.Option(show_default=False, help="Fail if one holds messages for longer, such as 10m: for monitoring."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the Spark queries that consume queues, or release what a dead one holds."""
     if verb is not None:
         await _release(control, name, json)
         return
+    longest = duration(alert, "--alert")
     found = await control.streams()
+    stuck = [] if longest is None else [s for s in found if (s.held_for or 0) > longest.total_seconds()]
+    if stuck:
+        names = ", ".join(plain(status.name) for status in stuck)
+        raise Refused(f"held for more than {alert}: {names}. If its query is not coming back: millpond streams release")
     if json:
         say_json({"streams": [_facts(status) for status in found]})
     elif found:
