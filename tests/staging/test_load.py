@@ -108,6 +108,16 @@ def test_a_part_is_published_in_one_transaction_and_once(postgres: Url) -> None:
     assert sorted(int(row.payload) for row in live(postgres)) == list(range(15))
 
 
+def test_of_two_who_write_a_part_the_first_to_commit_has_published_it(postgres: Url) -> None:
+    """As a slow task and its speculative copy do."""
+    with open_part(postgres, BATCH, 0, **PLACE) as slow, open_part(postgres, BATCH, 0, **PLACE) as quick:
+        slow.load(table(5))
+        quick.load(table(5))
+        assert quick.commit([QUEUE]).new == 5
+        assert slow.commit([QUEUE]).again
+    assert sorted(int(row.payload) for row in live(postgres)) == list(range(5))
+
+
 def test_behind_a_pooler(postgres_server: Postgres, postgres: Url) -> None:
     """Each transaction may be in another session."""
     with PgBouncer(postgres_server, pool_size=2) as bouncer:

@@ -68,7 +68,7 @@ def has_parts(url: Url) -> bool:
 
 
 def open_part(url: Url, batch: Batch, number: int, **options: Any) -> Part:
-    """Connect, and wait until nobody else writes this part."""
+    """Connect. Others may write the same part: the first to commit it has published it."""
     part: Part = _module(url).open_part(url, batch, number, **options)
     return part
 

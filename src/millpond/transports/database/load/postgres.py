@@ -70,9 +70,7 @@ class PostgresPart:
         self._size = 0
         self._connection = _Connection(url, schema, table_prefix)
         try:
-            d = self._connection.dialect
             self._connection.rows(_KEEP_ALIVE, {})
-            self._before = self._connection.drive(staging.take_turn(d, batch, number, None))
             self._at: int = self._connection.rows(sql.NOW, {"now": None})[0][0]
         except BaseException:
             self._connection.close()
@@ -80,8 +78,7 @@ class PostgresPart:
 
     def load(self, rows: pa.Table) -> None:
         self._size += rows.num_rows
-        if self._before is None:
-            self._connection.ingest("message", self._published(rows))
+        self._connection.ingest("message", self._published(rows))
 
     def _published(self, rows: pa.Table) -> pa.Table:
         count = rows.num_rows
@@ -92,10 +89,12 @@ class PostgresPart:
         return rows.append_column("created_at", pa.repeat(pa.scalar(self._at, pa.int64()), count))
 
     def commit(self, queues: Collection[str]) -> Written:
-        if self._before is not None:
-            staging.check_same(self._batch, self._number, self._before, self._size)
-            return Written(self._size, 0, again=True)
+        """Only now: whoever takes the turn first keeps others waiting, and a slow task must not keep its own copy."""
         d = self._connection.dialect
+        before = self._connection.drive(staging.take_turn(d, self._batch, self._number, None))
+        if before is not None:
+            staging.check_same(self._batch, self._number, before, self._size)
+            return Written(self._size, 0, again=True)
         for queue in queues:
             self._connection.rows(_ANNOUNCE, {"channel": d.channel, "queue": queue})
         self._connection.drive(staging.note(d, self._batch, self._number, self._size, None))
@@ -109,7 +108,7 @@ class PostgresPart:
         self._connection.close()
 
 
-# The server asks a silent host whether it is still there: until then a part that a dead one began is kept from others.
+# The server asks a silent host whether it is still there: until then the transaction of a dead one stays open.
 _KEEP_ALIVE = """
 SELECT set_config('tcp_keepalives_idle', '5', true), set_config('tcp_keepalives_interval', '2', true),
 set_config('tcp_keepalives_count', '3', true)
