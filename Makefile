@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # What is installed beside the core. Add an extra here when tests begin to use it.
 EXTRAS := postgres,mysql,rabbitmq,spark,dev
 # package=program: installed when the program cannot be found.
-SERVERS := postgresql=postgres mariadb-server=mariadbd pgbouncer=pgbouncer openssl=openssl openjdk-17-jre-headless=java rabbitmq-server=rabbitmq-server chromium=chromium
+SERVERS := postgresql=postgres mariadb-server=mariadbd pgbouncer=pgbouncer openssl=openssl openjdk-17-jre-headless=java rabbitmq-server=rabbitmq-server chromium=chromium libpostgresql-jdbc-java
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench bench-spark faults clean servers
@@ -29,7 +29,6 @@ bench: $(VENV)/installed servers ## measure
 	@$(BIN)/python -m bench.rabbitmq
 
 bench-spark: $(VENV)/installed servers ## measure Spark against its own JDBC
-	@scripts/debian-packages libpostgresql-jdbc-java
 	@$(BIN)/python -m bench.spark
 
 faults: $(VENV)/installed servers ## kill servers and cut networks for minutes

@@ -23,6 +23,7 @@ PAYLOAD = 200
 @dataclass
 class Ground:
     spark: Any
+    database: PostgresDatabase
     url: str
     facts: Mapping[str, Any]
 
@@ -44,28 +45,39 @@ class Ground:
                 connection.execute(statement)
 
 
-@contextmanager
-def ground(database: PostgresDatabase | None = None) -> Iterator[Ground]:
-    """Started once for all measurements."""
-    jars = glob.glob("/usr/share/java/postgresql.jar")
-    if not jars:
+def jdbc_driver() -> str:
+    """Where Debian's package puts it."""
+    found = glob.glob("/usr/share/java/postgresql.jar")
+    if not found:
         raise SystemExit("Spark's JDBC needs PostgreSQL's driver: apt-get install libpostgresql-jdbc-java")
-    own = database is None
-    database = database or PostgresDatabase()
-    url = database.create()
+    return found[0]
+
+
+@contextmanager
+def ground() -> Iterator[Ground]:
+    """Started once for all measurements."""
+    settings = {"spark.jars": jdbc_driver(), "spark.driver.memory": "2g"}
+    database = PostgresDatabase()
     try:
-        asyncio.run(_migrate(url))
-        spark = millpond.spark.session(
-            "millpond-bench", "local[2]", {"spark.jars": jars[0], "spark.driver.memory": "2g"}
-        )
+        spark = millpond.spark.session("millpond-bench", "local[2]", settings)
         try:
-            yield Ground(spark, url, {"spark": spark.version, **database.facts()})
+            with on(database, spark) as place:
+                yield place
         finally:
             spark.stop()
     finally:
+        database.close()
+
+
+@contextmanager
+def on(database: PostgresDatabase, spark: Any) -> Iterator[Ground]:
+    """With a session whose JVM has the JDBC driver."""
+    url = database.create()
+    try:
+        asyncio.run(_migrate(url))
+        yield Ground(spark, database, url, {"spark": spark.version, **database.facts()})
+    finally:
         database.drop(url)
-        if own:
-            database.close()
 
 
 async def _migrate(url: str) -> None:

@@ -1,76 +1,119 @@
 """Consuming a queue with a stream, against the store's own drain of the same messages."""
 
+import itertools
 import statistics
 import tempfile
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from bench.measure import Measurement, Work, ratio, take_turns
 from bench.side import QUEUE
 from bench.spark.ground import Ground
 from bench.store_side import StoreSide, open_store
+from millpond.spark.source import MillpondSource
 
 BATCHES = 6
 WARM_UP = 2
 """Batches at the beginning of a query that do not count: the first ones start processes and connect."""
+DRAIN = 500
+"""Messages that the store claims and acks at once, as in `bench`."""
 BARS = {100_000: 0.5, 10_000: 0.25}
 OWN_SHARE_AT = 10_000
 OWN_SHARE = 0.4
 
 
 async def stream(ground: Ground, rows: int, rounds: int) -> list[Measurement]:
-    """`rows` bounds the larger batches; each query takes some of them, of which the first do not count."""
+    """`rows` bounds what a query takes; of its batches the first ones do not count."""
     found = []
     store = await open_store(ground.url)
     try:
-        for bar_at, bar in BARS.items():
-            size = min(bar_at, rows // BATCHES)
+        # Of a smaller run both are the same.
+        for size, bar in {min(size, rows // BATCHES): bar for size, bar in BARS.items()}.items():
             shares: list[float] = []
-            works = {"ours": _streamed(ground, store, size, shares), "theirs": _drained(ground, store, size)}
+            works = {"ours": _streamed(ground, size, shares), "theirs": _drained(ground, store, size)}
             took = await take_turns(works, rounds + 1)
-            found.append(
-                ratio(
-                    f"spark-stream-{size // 1000}k",
-                    f"stream, {size:,} messages a trigger",
-                    "the store's drain",
-                    took["ours"][1:],
-                    took["theirs"][1:],
-                    size,
-                    at_least=bar,
-                )
-            )
-            if bar_at == OWN_SHARE_AT:
-                found.append(_share(shares[1:], size))
+            what = f"{size:,} messages a trigger"
+            name = f"spark-stream-{size}"
+            ours, theirs = took["ours"][1:], took["theirs"][1:]
+            against = f"the store's drain, {DRAIN} at once"
+            found.append(ratio(name, f"stream, {what}", against, ours, theirs, size, at_least=bar))
+            found.append(_share(f"{name}-own", what, shares[1:], OWN_SHARE if size <= OWN_SHARE_AT else None))
     finally:
         await store.close()
     return found
 
 
-def _streamed(ground: Ground, store: StoreSide, size: int, shares: list[float]) -> Work:
+def _streamed(ground: Ground, size: int, shares: list[float]) -> Work:
     """Seconds of a trigger when the query has warmed up, and our part of them."""
 
     async def run() -> float:
-        await _fill(ground, store, BATCHES * size)
-        batches = _progress(ground, size)[WARM_UP:]
-        own = [b["durationMs"]["latestOffset"] + b["durationMs"].get("queryPlanning", 0) for b in batches]
-        whole = [b["durationMs"]["triggerExecution"] for b in batches]
-        shares.append(statistics.median(a / b for a, b in zip(own, whole, strict=True)))
-        return statistics.median(whole) / 1000
+        await _fill(ground, BATCHES * size)
+        batches, own = _query(ground, size)
+        whole = [b["durationMs"]["triggerExecution"] / 1000 for b in batches]
+        shares.append(sum(own[WARM_UP:]) / sum(whole[WARM_UP:]))
+        # From the beginning of one to the end of another: what Spark does between triggers counts too.
+        begin, last = (datetime.fromisoformat(batches[n]["timestamp"]) for n in (WARM_UP, -1))
+        return (last - begin + timedelta(seconds=whole[-1])).total_seconds() / (BATCHES - WARM_UP)
 
     return run
 
 
-def _progress(ground: Ground, size: int) -> list[dict[str, Any]]:
-    """What Spark tells of each full batch of a query over all that is there."""
-    source = ground.spark.readStream.format("millpond").options(url=ground.url, queue=QUEUE, stream="bench")
-    source = source.option("maxMessagesPerTrigger", size).option("minPartitions", 2)
-    with tempfile.TemporaryDirectory(prefix="millpond-bench-") as checkpoint:
-        writer = source.load().writeStream.format("noop").option("checkpointLocation", checkpoint)
+def _query(ground: Ground, size: int) -> tuple[Sequence[dict[str, Any]], Sequence[float]]:
+    """What Spark tells of each batch of a query over all that is there, and the seconds of its calls of ours."""
+    with tempfile.TemporaryDirectory(prefix="millpond-bench-") as folder:
+        calls = Path(folder, "calls")
+        ground.spark.dataSource.register(_timed(str(calls)))
+        source = ground.spark.readStream.format("millpond_timed").options(url=ground.url, queue=QUEUE, stream="bench")
+        source = source.option("maxMessagesPerTrigger", size).option("minPartitions", 2)
+        writer = source.load().writeStream.format("noop").option("checkpointLocation", f"{folder}/checkpoint")
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
-        batches = [dict(p) for p in query.recentProgress if p["numInputRows"] == size]
-    if len(batches) < BATCHES - 1:
-        raise RuntimeError(f"{len(batches)} full batches, not {BATCHES}")
-    return batches
+        batches = [dict(progress) for progress in query.recentProgress if progress["numInputRows"]]
+        own = _by_batch(calls.read_text().splitlines())
+    if [batch["numInputRows"] for batch in batches] != [size] * BATCHES:
+        raise RuntimeError(f"not {BATCHES} batches of {size}: {[batch['numInputRows'] for batch in batches]}")
+    return batches, own[:BATCHES]
+
+
+def _timed(file: str) -> type[MillpondSource]:
+    """The source, noting how long each of its driver's calls takes. Local, so that Spark's processes need no import."""
+
+    class TimedSource(MillpondSource):
+        @classmethod
+        def name(cls) -> str:
+            return "millpond_timed"
+
+        def streamReader(self, schema: Any) -> Any:
+            import time
+
+            from millpond.spark.stream import StreamReader
+
+            class TimedReader(StreamReader):
+                def _run(self, work: Any) -> Any:
+                    began = time.monotonic()
+                    try:
+                        return super()._run(work)
+                    finally:
+                        with open(file, "a") as out:
+                            print(work.__name__, time.monotonic() - began, file=out)
+
+            return TimedReader(self.options, schema)
+
+    return TimedSource
+
+
+def _by_batch(lines: Sequence[str]) -> Sequence[float]:
+    """The seconds of the calls of each batch: it begins where the engine asks for the latest offset."""
+    sums: list[float] = []
+    for line in lines:
+        name, seconds = line.split()
+        if name == "latest":
+            sums.append(0.0)
+        if sums:
+            sums[-1] += float(seconds)
+    return sums
 
 
 def _drained(ground: Ground, store: StoreSide, size: int) -> Work:
@@ -78,26 +121,30 @@ def _drained(ground: Ground, store: StoreSide, size: int) -> Work:
 
     async def run() -> float:
         count = BATCHES * size
-        await _fill(ground, store, count)
-        return await store.drain(count, 500) / BATCHES
+        await _fill(ground, count)
+        return await store.drain(count, DRAIN) / BATCHES
 
     return run
 
 
-async def _fill(ground: Ground, store: StoreSide, count: int) -> None:
+_numbers = itertools.count(1)
+
+
+async def _fill(ground: Ground, count: int) -> None:
     ground.execute("TRUNCATE message, message_archive, message_stream, message_stream_claim, message_stream_message")
-    await store.publish_bulk(count, 5_000)
-    ground.execute("VACUUM ANALYZE message")
+    # Each time later ones: a store remembers where its last claim ended.
+    await ground.database.fill(ground.url, "", next(_numbers) * 10_000_000, count)
+    ground.execute("VACUUM ANALYZE message", "CHECKPOINT")
 
 
-def _share(shares: list[float], size: int) -> Measurement:
+def _share(name: str, what: str, shares: Sequence[float], at_most: float | None) -> Measurement:
     return Measurement(
-        name="spark-stream-own",
-        what=f"the source's own calls and the planning around them, {size:,} messages a trigger",
+        name=name,
+        what=f"the source's own calls, {what}",
         against="the whole trigger",
         value=statistics.median(shares),
         unit="ratio",
         low=min(shares),
         high=max(shares),
-        at_most=OWN_SHARE,
+        at_most=at_most,
     )

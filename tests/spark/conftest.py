@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 
 import millpond.spark
+from bench.spark.ground import jdbc_driver
 from servers import MariaDB, Postgres, SparkCluster
 from tests.spark.ponds import fill
 
@@ -21,6 +22,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "local[2]",
         {
             "spark.driver.memory": "1g",
+            "spark.jars": jdbc_driver(),
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(folder / "warehouse"),

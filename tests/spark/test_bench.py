@@ -1,0 +1,25 @@
+"""Each measurement of `make bench-spark` runs and says what it should; how fast is no matter here."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from bench.databases import PostgresDatabase
+from bench.spark.__main__ import MEASURES
+from bench.spark.ground import on
+from servers import Postgres
+
+BARS = {"batch": 1, "sink": 3, "stream": 2}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_each_measurement(spark: Any, postgres_server: Postgres, name: str) -> None:
+    with on(PostgresDatabase(postgres_server), spark) as place:
+        found = asyncio.run(MEASURES[name](place, 600, 1))
+    assert all(measurement.name.startswith(f"spark-{name}") for measurement in found)
+    assert all(math.isfinite(measurement.value) and measurement.value > 0 for measurement in found)
+    assert sum(measurement.met is not None for measurement in found) == BARS[name]
