@@ -63,8 +63,9 @@ class SparkWorker(_Daemon):
     name = "spark-worker"
     started = "Successfully registered with master"
 
-    def __init__(self, master: SparkMaster, *, cores: int, memory: str) -> None:
+    def __init__(self, master: SparkMaster, *, host: str, cores: int, memory: str) -> None:
         super().__init__()
+        self.host = host
         self._master = master
         self._cores = cores
         self._memory = memory
@@ -83,7 +84,9 @@ class SparkCluster:
 
     def __init__(self, workers: int = 2, *, memory: str = "1g") -> None:
         self.master = SparkMaster()
-        self.workers = [SparkWorker(self.master, cores=1, memory=memory) for _ in range(workers)]
+        # Hosts of their own: Spark runs no second copy of a task on the host of the first.
+        hosts = [f"127.0.0.{n}" for n in range(1, workers + 1)]
+        self.workers = [SparkWorker(self.master, host=host, cores=1, memory=memory) for host in hosts]
 
     @property
     def url(self) -> str:

@@ -38,13 +38,14 @@ def main() -> None:
         job.reach("sink", "after", number + 1)
 
     # The processes of a cluster do not know the plan.
-    stream = spark.readStream.format("dying" if job.aim else "millpond").options(
+    name = "dying" if job.aim else "millpond"
+    stream = spark.readStream.format(name).options(
         url=job.url, queue=QUEUE, stream=STREAM, maxMessagesPerTrigger=str(job.per_trigger), minPartitions="2"
     )
     if job.sink == "files":
         writer = stream.load().writeStream.foreachBatch(to_files)
     else:
-        writer = stream.load().select("payload").writeStream.format("millpond").options(url=job.url, queue=TARGET)
+        writer = stream.load().select("payload").writeStream.format(name).options(url=job.url, queue=TARGET)
     trigger: dict[str, Any] = {"processingTime": "0 seconds"} if job.forever else {"availableNow": True}
     query = writer.option("checkpointLocation", str(place / "checkpoint")).trigger(**trigger).start()
     history.write(began=True)

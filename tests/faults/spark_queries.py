@@ -81,6 +81,14 @@ class Queries:
         await until(is_decided, f"the driver {driver.pid} to go on or end", PATIENCE, every=0.05)
         return driver.code is None
 
+    async def sunk(self) -> list[str]:
+        """What came to the sink."""
+        if self._options.get("sink") == "queue":
+            staged = await self.here.one("SELECT count(*) FROM message_staging")
+            assert staged == 0, "what dead drivers had loaded is collected"
+            return await in_target(self.here)
+        return self.files()
+
     def files(self) -> list[str]:
         """What is in the files of all batches."""
         import pyarrow.parquet

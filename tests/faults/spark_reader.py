@@ -1,4 +1,4 @@
-"""The streaming source with a death on the way. In a module of its own, since Spark's processes import it."""
+"""The streaming source and sink with a death on the way. In a module of its own, since Spark's processes import it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from millpond.spark.driver import Offset, StreamDriver
+from millpond.spark.sink import StreamWriter
 from millpond.spark.source import MillpondSource
 from millpond.spark.stream import Part, StreamReader
 from tests.faults.spark_plan import Job
@@ -47,6 +48,20 @@ class DyingReader(StreamReader):
         job().reach("commit", "after", end["seq"])
 
 
+class DyingWriter(StreamWriter):
+    """Batch number n is the stream's claim n + 1."""
+
+    def write(self, iterator: Any) -> Any:
+        loaded = super().write(iterator)
+        job().reach("write", "after", loaded.batch.number + 1)
+        return loaded
+
+    def commit(self, messages: Any, batchId: int) -> None:
+        job().reach("publish", "before", batchId + 1)
+        super().commit(messages, batchId)
+        job().reach("publish", "after", batchId + 1)
+
+
 class DyingSource(MillpondSource):
     @classmethod
     def name(cls) -> str:
@@ -54,6 +69,9 @@ class DyingSource(MillpondSource):
 
     def streamReader(self, schema: Any) -> DyingReader:
         return DyingReader(self.options, schema)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> DyingWriter:
+        return DyingWriter(self.options, schema, overwrite)
 
 
 def job() -> Job:

@@ -19,15 +19,16 @@ from tests.faults.spark_queries import PATIENCE, Queries, judge, publish
 pytestmark = pytest.mark.long
 
 
+@pytest.mark.parametrize("sink", ["files", "queue"])
 @pytest.mark.databases("postgres")
-async def test_in_mid_batch(everywhere: Everywhere) -> None:
+async def test_in_mid_batch(everywhere: Everywhere, sink: str) -> None:
     async def scenario(here: Ground) -> None:
         kills = 3
         await publish(here, 60_000)
         cluster = SparkCluster()
         try:
             await asyncio.to_thread(cluster.start)
-            queries = Queries(here, per_trigger=1000, master=cluster.url, settings=cluster.settings)
+            queries = Queries(here, per_trigger=1000, master=cluster.url, settings=cluster.settings, sink=sink)
             driver = queries.start()
             for _ in range(kills):
                 driver = await queries.advance(driver, 2)
@@ -37,7 +38,7 @@ async def test_in_mid_batch(everywhere: Everywhere) -> None:
             await queries.finish(driver)  # the same that was started
         finally:
             await asyncio.to_thread(cluster.close)
-        await judge(here, "spark executors killed", kills, queries.files())
+        await judge(here, f"spark executors killed, {sink}", kills, await queries.sunk())
 
     await everywhere(scenario)
 

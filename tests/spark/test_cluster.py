@@ -11,11 +11,12 @@ from typing import Any
 from servers import SparkCluster
 from tests.spark.ponds import fill, rows
 
-READ = """
-import json, sys
+JOB = """
+import json, sys, time
 import millpond.spark
+from pyspark import TaskContext
 
-master, settings, url, file = json.loads(sys.argv[1])
+master, settings, url, file, folder = json.loads(sys.argv[1])
 spark = millpond.spark.session("cluster", master, settings)
 read = spark.read.format("millpond").options(url=url, table="archive", minPartitions="4")
 found = read.load().where("state = 'COMPLETED'").select("id").collect()
@@ -24,9 +25,30 @@ try:
     refused = ""
 except Exception as e:
     refused = str(e)
+
+def slow(batches):
+    task = TaskContext.get()
+    if task.partitionId() == 0 and task.attemptNumber() == 0:
+        time.sleep(600)  # longer than anybody waits: only its copy can come to an end
+    yield from batches
+
+frame = spark.range(0, 400, 1, 4).selectExpr("cast(id as string) as payload").mapInArrow(slow, "payload string")
+for atomic in ("true", "false"):
+    options = {"url": url, "queue": f"atomic {atomic}", "atomic": atomic}
+    frame.write.format("millpond").mode("append").options(**options).save()
+
+stream = spark.readStream.format("millpond").options(url=url, queue="atomic true", stream="s", minPartitions="2")
+stream.option("maxMessagesPerTrigger", 150).load().select("payload").writeStream.format("millpond").options(
+    url=url, queue="out", checkpointLocation=folder
+).trigger(availableNow=True).start().awaitTermination()
 print(json.dumps([sorted(row.id for row in found), refused]))
 spark.stop()
 """
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.quantile": "0.5",
+}
 
 
 def on_cluster(script: str, *arguments: Any, timeout: float = 150) -> Any:
@@ -38,12 +60,21 @@ def on_cluster(script: str, *arguments: Any, timeout: float = 150) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_executors_read_the_database_and_no_file(
+def test_executors_read_and_write_the_database_and_no_file(
     spark_cluster: SparkCluster, postgres_url: str, tmp_path: Path
 ) -> None:
     fill(postgres_url)
     file = f"sqlite:///{tmp_path / 'pond.db'}"
     fill(file, ["orders"])
-    found, refused = on_cluster(READ, spark_cluster.url, spark_cluster.settings, postgres_url, file)
-    assert found == sorted(str(id_) for id_, row in rows(postgres_url, "archive").items() if row.state == "COMPLETED")
+    before = rows(postgres_url, "archive")
+    settings = spark_cluster.settings | SPECULATION
+    found, refused = on_cluster(JOB, spark_cluster.url, settings, postgres_url, file, str(tmp_path / "checkpoint"))
+    assert found == sorted(str(id_) for id_, row in before.items() if row.state == "COMPLETED")
     assert "is a file of one machine" in refused
+    everything = sorted(str(n).encode() for n in range(400))
+    live = rows(postgres_url, "messages").values()
+    for queue in ("atomic false", "out"):  # of the slow task only what its copy wrote
+        assert sorted(row.payload for row in live if row.queue == queue) == everything
+    assert not [row for row in live if row.queue == "atomic true"]
+    done = [row for row in rows(postgres_url, "archive").values() if row.queue == "atomic true"]
+    assert sorted(row.payload for row in done) == everything
