@@ -1,5 +1,7 @@
 """Consuming a queue with a stream, against the store's own drain of the same messages."""
 
+from __future__ import annotations
+
 import itertools
 import statistics
 import tempfile

@@ -10,10 +10,12 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+import psycopg
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from psycopg.rows import dict_row
 from pyspark.sql.datasource import (
     EqualTo,
     Filter,
@@ -32,6 +34,7 @@ from millpond.errors import AuthenticationFailed, NotMigrated, StoreError, Unkno
 from millpond.spark import filters
 from millpond.spark.schema import batch_columns
 from millpond.transports.database.fetch import Fetcher, Read, check, open_fetcher, select
+from millpond.transports.database.fetch.by_page import BLOCK_PAGES
 from millpond.transports.database.fetch.conditions import Condition, Operator
 from millpond.transports.database.fetch.slices import SLICE_BYTES, count, ranges
 from millpond.transports.url import Url
@@ -51,7 +54,7 @@ def fetch_by(fetcher: Fetcher, table: str, conditions: Sequence[Condition] = (),
     batches: list[pa.RecordBatch] = []
     for part in fetcher.slices(Read(table, conditions, **how)):
         for piece in part:
-            batches += fetcher.batches(select(columns, piece.rest), piece.params, columns)
+            batches += fetcher.read(piece, columns)
             assert piece.unmoved is None or fetcher.rows(piece.unmoved, {})[0][0] == 0
     return pa.Table.from_batches(batches, pa.schema([(column.name, column.kind.arrow) for column in columns]))
 
@@ -210,6 +213,40 @@ def test_ranges_leave_nothing_out() -> None:
 def test_slices_are_shared_evenly() -> None:
     assert [count(size * SLICE_BYTES, 4) for size in (0, 1, 4, 5, 8, 9)] == [4, 4, 4, 8, 8, 12]
     assert [count(size, 1) for size in (0, SLICE_BYTES, SLICE_BYTES + 1)] == [1, 1, 2]
+
+
+_MANY = """
+INSERT INTO message_archive (id, queue, key, priority, due_at, headers, payload, deliveries, attempts, created_at,
+acquired_at, state, reason, error, archived_at)
+SELECT gen_random_uuid(), 'größe', CASE WHEN n %% 3 > 0 THEN repeat('ü', n %% 40) END, n %% 101, n,
+CASE WHEN n %% 5 = 0 THEN '{"n": 1}' END, decode(repeat(lpad(to_hex(n), 6, '0'), n %% 200), 'hex'), 1, 1, n,
+CASE WHEN n %% 7 > 0 THEN n END, 'FAILED', 'why', CASE WHEN n %% 2 > 0 THEN 'no' END,
+(extract(epoch FROM now()) * 1000000)::bigint FROM generate_series(1, %s) n
+"""
+_LARGE = "UPDATE message_archive SET payload = (SELECT string_agg(uuid_send(gen_random_uuid()), ''::bytea) FROM {many})"
+
+
+@pytest.mark.parametrize("kept_outside", [False, True])
+def test_an_archive_of_many_pages(postgres_url: str, kept_outside: bool) -> None:
+    """In blocks, and row by row where the server keeps large values elsewhere."""
+    fill(postgres_url, [])
+    with psycopg.connect(postgres_url, autocommit=True, row_factory=dict_row) as connection:
+        connection.execute(_MANY, (20_000,))
+        if kept_outside:
+            connection.execute(_LARGE.format(many="generate_series(1, 500)") + " WHERE due_at = 1")
+        wanted = connection.execute(
+            "SELECT id::text, queue, key, priority, payload, headers, deliveries, created_at, due_at, state, attempts, "
+            "acquired_at, reason, error FROM message_archive ORDER BY id"
+        ).fetchall()
+        sizes = connection.execute("SELECT pg_relation_size(inhrelid) / 8192 AS pages FROM pg_inherits").fetchall()
+    assert max(row["pages"] for row in sizes) > 3 * BLOCK_PAGES
+    with open_fetcher(Url(postgres_url)) as fetcher:
+        pieces = [piece for part in fetcher.slices(Read("archive", at_least=2)) for piece in part]
+        assert {piece.blocks is None for piece in pieces} == {kept_outside}
+        found = fetch_by(fetcher, "archive", at_least=2).sort_by("id").to_pylist()
+    for row, want in zip(found, wanted, strict=True):
+        moments = {name: moment(want[name]) for name in ("created_at", "due_at", "acquired_at")}
+        assert {name: row[name] for name in want} == want | moments
 
 
 def test_many_rows_come_in_bounded_batches(postgres_url: str, mariadb_url: str, sqlite_url: str) -> None:

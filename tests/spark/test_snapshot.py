@@ -17,7 +17,7 @@ from millpond import Ack, Message
 from millpond.errors import StoreError
 from millpond.spark.batch import BatchReader
 from millpond.spark.schema import batch_columns, spark_schema
-from millpond.transports.database.fetch import Read, Slice, open_fetcher, select
+from millpond.transports.database.fetch import Read, Slice, open_fetcher
 from millpond.transports.url import Url
 from tests.spark.ponds import fill
 
@@ -74,12 +74,7 @@ async def prepare(url: str, batches: int) -> None:
 def read(url: str, part: Slice, table: str = "archive") -> list[bytes]:
     columns = [column for column in batch_columns(table) if column.name == "payload"]
     with open_fetcher(Url(url)) as fetcher:
-        return [
-            row["payload"]
-            for piece in part
-            for batch in fetcher.batches(select(columns, piece.rest), piece.params, columns)
-            for row in batch.to_pylist()
-        ]
+        return [row["payload"] for piece in part for batch in fetcher.read(piece, columns) for row in batch.to_pylist()]
 
 
 def test_slices_of_the_archive_show_one_moment(postgres_url: str, mariadb_url: str, sqlite_url: str) -> None:

@@ -13,7 +13,7 @@ from millpond.spark import filters
 from millpond.spark.kept import kept_fetcher
 from millpond.spark.options import BATCH_OPTIONS, Options, Shard
 from millpond.spark.schema import batch_columns, chosen
-from millpond.transports.database.fetch import Read, Slice, check, select
+from millpond.transports.database.fetch import Read, Slice, check
 from millpond.transports.database.fetch.conditions import Condition
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class BatchReader(DataSourceReader):
         columns = chosen(batch_columns(self._table, shard.number), self._schema, f"the table {self._table!r}")
         with kept_fetcher(shard) as fetcher:
             for piece in partition.slice:
-                yield from fetcher.batches(select(columns, piece.rest), piece.params, columns)
+                yield from fetcher.read(piece, columns)
                 if piece.unmoved is not None and fetcher.rows(piece.unmoved, {})[0][0]:
                     raise StoreError(
                         f"a partition of the archive at {shard.url} was rewritten (VACUUM FULL, CLUSTER) or emptied "

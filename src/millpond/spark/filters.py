@@ -64,7 +64,7 @@ def condition(filter_: Filter, columns: Mapping[str, Column]) -> Condition | Non
 
 def exact(found: Condition, columns: Mapping[str, Column]) -> bool:
     """Whether Spark need not look again. It does at text, since MySQL takes no notice of blanks at its end."""
-    return columns[found.column].kind is not Kind.TEXT or found.column == "state"
+    return columns[found.column].kind is not Kind.TEXT
 
 
 def _value(column: Column, operator: Operator, value: Any) -> Any:
@@ -75,10 +75,10 @@ def _value(column: Column, operator: Operator, value: Any) -> Any:
             return moment(value, column.name)
         case Kind.NUMBER, int() if not isinstance(value, bool):
             return value
+        # Of larger and smaller text databases think differently.
+        case Kind.STATE, str() if operator in _SAME and value in set(State):
+            return value
         case Kind.TEXT, str() if operator in _SAME and _is_plain(value):
-            # Of larger and smaller text databases think differently.
-            if column.name == "state" and value not in set(State):
-                raise _NotTheSame
             return value
     raise _NotTheSame
 

@@ -17,6 +17,7 @@ from millpond.transports.database.fetch.columns import Column, Kind
 _TYPES: Mapping[Kind, DataType] = {
     Kind.ID: StringType(),
     Kind.TEXT: StringType(),
+    Kind.STATE: StringType(),
     Kind.NUMBER: IntegerType(),
     Kind.BYTES: BinaryType(),
     Kind.MOMENT: TimestampType(),
@@ -34,7 +35,7 @@ _COMMON = (
     Column("due_at", Kind.MOMENT, "due_at"),
 )
 _MORE = (
-    Column("state", Kind.TEXT, "state"),
+    Column("state", Kind.STATE, "state"),
     Column("attempts", Kind.NUMBER, "attempts"),
     Column("first_attempt_at", Kind.MOMENT, "first_attempt_at"),
     Column("last_attempt_at", Kind.MOMENT, "last_attempt_at"),

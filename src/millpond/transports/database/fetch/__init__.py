@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from millpond.errors import MissingDriver, NotMigrated, UnknownScheme
 from millpond.transports.database.fetch.columns import Column, Kind, select
-from millpond.transports.database.fetch.slices import Read, Slice
+from millpond.transports.database.fetch.slices import Piece, Read, Slice
 from millpond.transports.database.migrate import APPLIED, judge
 from millpond.transports.database.statement import Rows
 from millpond.transports.database.statements import NOW
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from millpond.transports.database.dialect import Dialect
     from millpond.transports.url import Url
 
-__all__ = ["Column", "Fetcher", "Kind", "Read", "Slice", "check", "now", "open_fetcher", "select"]
+__all__ = ["Column", "Fetcher", "Kind", "Piece", "Read", "Slice", "check", "now", "open_fetcher", "select"]
 
 
 class Fetcher(Protocol):
@@ -43,6 +43,9 @@ class Fetcher(Protocol):
 
     def batches(self, text: str, params: Mapping[str, Any], columns: Sequence[Column]) -> Iterator[pyarrow.RecordBatch]:
         """The rows of one statement that selects exactly these columns, as they arrive."""
+
+    def read(self, piece: Piece, columns: Sequence[Column]) -> Iterator[pyarrow.RecordBatch]:
+        """The rows of a piece of `slices`, as they arrive."""
 
     def slices(self, read: Read) -> Sequence[Slice]:
         """The parts of a table that can be read side by side, sized by what the database knows of it."""

@@ -22,6 +22,9 @@ from millpond.transports.database.fetch.conditions import Condition, Operator, w
 from millpond.transports.database.fetch.slices import SLICE_BYTES, Piece, Read, Slice, count
 from millpond.transports.database.statement import Rows
 
+BLOCK_PAGES = 128
+"""A megabyte, or some rows of which each is a page long."""
+
 Ask = Callable[[str, Mapping[str, Any]], Rows]
 
 # A server that replays another's log knows no list of what is in progress there, only where it begins.
@@ -29,12 +32,16 @@ _SNAPSHOT = """
 SELECT ({now}) - 86400000000,
 (CASE WHEN pg_is_in_recovery() THEN pg_snapshot_xmin(s.s) ELSE pg_snapshot_xmax(s.s) END)::text::numeric % 4294967296,
 ARRAY(SELECT x::text::numeric % 4294967296 FROM pg_snapshot_xip(s.s) AS x)::text,
-current_setting('block_size')::int
+current_setting('block_size')::int, current_setting('server_encoding') = 'UTF8'
 FROM (SELECT pg_current_snapshot() AS s) s
 """
 _PARTITIONS = """
-SELECT c.oid::bigint, pg_relation_filenode(c.oid)::bigint, pg_relation_size(c.oid), pg_get_expr(c.relpartbound, c.oid)
+SELECT c.oid::bigint, pg_relation_filenode(c.oid)::bigint, pg_relation_size(c.oid),
+coalesce(pg_relation_size(nullif(c.reltoastrelid, 0)), 0) > 0, pg_get_expr(c.relpartbound, c.oid)
 FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = '{archive}'::regclass ORDER BY c.relname
+"""
+_BLOCKS = f"""
+(SELECT low, least(low + {BLOCK_PAGES}, :high) AS high FROM generate_series(:low, :high - 1, {BLOCK_PAGES}) AS low)
 """
 _BOUNDS = re.compile(r"FOR VALUES FROM \('(-?\d+)'\) TO \('(-?\d+)'\)")
 
@@ -47,12 +54,14 @@ class _Partition:
     oid: int
     file: int
     size: int
+    has_toast: bool
+    """Some values are kept outside its pages."""
     bounds: tuple[int, int] | None
     """Of `archived_at`; the default partition has none."""
 
 
 def slices(d: Dialect, ask: Ask, read: Read) -> Sequence[Slice]:
-    ((day_ago, limit, in_progress, page),) = ask(_SNAPSHOT, {"now": None})
+    ((day_ago, limit, in_progress, page, plain_text),) = ask(_SNAPSHOT, {"now": None})
     visible = _visible(int(limit), in_progress)
     conditions, params = where(d, read.conditions)
     params = {**params, "day_ago": day_ago}
@@ -70,7 +79,8 @@ def slices(d: Dialect, ask: Ask, read: Read) -> Sequence[Slice]:
                 found.append([])
                 room = share
             room -= (high - low) * page
-            found[-1].append(_piece(partition, low, high, f"{conditions} AND {visible}", params))
+            in_blocks = plain_text and not partition.has_toast
+            found[-1].append(_piece(partition, low, high, f"{conditions} AND {visible}", params, in_blocks=in_blocks))
     return found or [[Piece(f"FROM {{archive}} WHERE {conditions} AND {visible}", params)]]
 
 
@@ -84,7 +94,9 @@ def _page_ranges(pages: int, share: int, room: int) -> Iterator[tuple[int, int]]
         yield low, high
 
 
-def _piece(partition: _Partition, low: int, high: int, conditions: str, params: Mapping[str, Any]) -> Piece:
+def _piece(
+    partition: _Partition, low: int, high: int, conditions: str, params: Mapping[str, Any], *, in_blocks: bool
+) -> Piece:
     source = "{archive_default}"
     params = {**params, "low": low, "high": high}
     if partition.bounds:
@@ -92,22 +104,23 @@ def _piece(partition: _Partition, low: int, high: int, conditions: str, params: 
         source = "{archive}"
         conditions = f"archived_at >= :start AND archived_at < :end AND {conditions}"
         params |= {"start": partition.bounds[0], "end": partition.bounds[1]}
-    pages = "ctid >= ('(' || :low || ',0)')::tid AND ctid < ('(' || :high || ',0)')::tid"
+    first, end = ("b.low", "b.high") if in_blocks else (":low", ":high")
+    pages = f"ctid >= ('(' || {first} || ',0)')::tid AND ctid < ('(' || {end} || ',0)')::tid"
     unmoved = _UNMOVED.format(oid=partition.oid, file=partition.file)
-    return Piece(f"FROM {source} WHERE {pages} AND {conditions}", params, unmoved)
+    return Piece(f"FROM {source} WHERE {pages} AND {conditions}", params, _BLOCKS if in_blocks else None, unmoved)
 
 
 def _visible(limit: int, in_progress: str) -> str:
     """Whether the snapshot shows a row: inserted by a transaction before its end, and not one of those in progress."""
     ids = ", ".join(f"'{int(word)}'::xid" for word in in_progress.strip("{}").split(",") if word)
     running = f"AND xmin <> ALL(ARRAY[{ids}])" if ids else ""
-    return f"(archived_at < :day_ago OR (age(xmin) > age('{limit}'::xid) {running}))"
+    return f"(archived_at < :day_ago OR (age(xmin) > (SELECT age('{limit}'::xid)) {running}))"
 
 
 def _partitions(ask: Ask) -> Iterator[_Partition]:
-    for oid, file, size, bounds in ask(_PARTITIONS, {}):
+    for oid, file, size, has_toast, bounds in ask(_PARTITIONS, {}):
         match = _BOUNDS.fullmatch(bounds or "")
-        yield _Partition(oid, file, size, (int(match[1]), int(match[2])) if match else None)
+        yield _Partition(oid, file, size, has_toast, (int(match[1]), int(match[2])) if match else None)
 
 
 def _may_hold(partition: _Partition, conditions: Sequence[Condition]) -> bool:

@@ -1,4 +1,4 @@
-"""What a fetched column is called, which of four kinds it is, and how a database says it."""
+"""What a fetched column is called, of which kind it is, and how a database says it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ class Kind(Enum):
     ID = auto()
     """As `{id_out}` gives it; text in Arrow."""
     TEXT = auto()
+    STATE = auto()
+    """One of `State`; text in Arrow."""
     NUMBER = auto()
     """Of 32 bits."""
     BYTES = auto()
@@ -28,7 +30,7 @@ class Kind(Enum):
         import pyarrow as pa
 
         match self:
-            case Kind.ID | Kind.TEXT:
+            case Kind.ID | Kind.TEXT | Kind.STATE:
                 return pa.string()
             case Kind.NUMBER:
                 return pa.int32()

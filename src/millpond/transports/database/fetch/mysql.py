@@ -12,8 +12,8 @@ from asyncmy.cursors import SSCursor
 from millpond.errors import Unreachable
 from millpond.transports.database.dialect import Trouble
 from millpond.transports.database.fetch import by_value
-from millpond.transports.database.fetch.columns import Column, batches_of_rows
-from millpond.transports.database.fetch.slices import Read, Slice
+from millpond.transports.database.fetch.columns import Column, batches_of_rows, select
+from millpond.transports.database.fetch.slices import Piece, Read, Slice
 from millpond.transports.database.mysql import connecting, dialect
 from millpond.transports.database.options import parse
 from millpond.transports.database.running import meaning
@@ -53,6 +53,9 @@ class MysqlFetcher:
         self._wait(cursor.execute(*self._rendered(text, params)))
         # Not closed here: closing reads an abandoned answer to its end, closing the connection does not.
         yield from batches_of_rows(iter(lambda: self._wait(cursor.fetchmany(_CHUNK)) or None, None), columns)
+
+    def read(self, piece: Piece, columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
+        return self.batches(select(columns, piece.rest), piece.params, columns)
 
     def slices(self, read: Read) -> Sequence[Slice]:
         table = self.dialect.table("archive" if read.table == "archive" else "message")

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from millpond.transports.database.fetch.columns import Column, Kind
 
-_NULL = -(2**63)
+NULL = -(2**63)
 """No moment, and no value that a bigint of ours has."""
 _WIDTH = {Kind.ID: 16, Kind.MOMENT: 8, Kind.NUMBER: 4}
 _HEX = np.frombuffer(b"".join(b"%02x" % n for n in range(256)), np.uint16)
@@ -26,7 +26,7 @@ def packing(columns: Sequence[Column], text: str) -> str:
     loose = [f"t.c{n}" for n, column in enumerate(columns) if column.kind not in _WIDTH]
     fixed = _fixed(columns)
     parts = [f"uuid_send(t.c{n})" for n in fixed if columns[n].kind is Kind.ID]
-    parts += [f"int8send(coalesce(t.c{n}, ({_NULL})))" for n in fixed if columns[n].kind is Kind.MOMENT]
+    parts += [f"int8send(coalesce(t.c{n}, ({NULL})))" for n in fixed if columns[n].kind is Kind.MOMENT]
     numbers = [f"t.c{n}::bigint" for n in fixed if columns[n].kind is Kind.NUMBER]
     # Two by two, since each call costs more than the arithmetic.
     parts += [f"int8send(({a} << 32) | ({b} & 4294967295))" for a, b in zip(numbers[::2], numbers[1::2], strict=False)]
@@ -39,7 +39,7 @@ def unpack(batch: pa.RecordBatch, columns: Sequence[Column], schema: pa.Schema) 
     loose = iter(batch.columns)
     arrays = [
         pa.repeat(pa.scalar(int(column.sql), column.kind.arrow), batch.num_rows)
-        if _is_constant(column)
+        if is_constant(column)
         else next(loose)
         if column.kind not in _WIDTH
         else None
@@ -50,19 +50,17 @@ def unpack(batch: pa.RecordBatch, columns: Sequence[Column], schema: pa.Schema) 
     at = 0
     for n, width in zip(fixed, widths, strict=True):
         part = _matrix(batch.columns[-1], sum(widths))[:, at : at + width]
-        arrays[n] = _array(columns[n].kind, np.ascontiguousarray(part))
+        arrays[n] = array(columns[n].kind, np.ascontiguousarray(part))
         at += width
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _fixed(columns: Sequence[Column]) -> list[int]:
     """The places of the columns that are packed, in the order in which they are."""
-    return [
-        n for kind in _WIDTH for n, column in enumerate(columns) if column.kind is kind and not _is_constant(column)
-    ]
+    return [n for kind in _WIDTH for n, column in enumerate(columns) if column.kind is kind and not is_constant(column)]
 
 
-def _is_constant(column: Column) -> bool:
+def is_constant(column: Column) -> bool:
     """A number that stands in the statement need not travel."""
     return column.kind is Kind.NUMBER and column.sql.isdigit()
 
@@ -73,13 +71,13 @@ def _matrix(array: pa.BinaryArray, width: int) -> np.ndarray:
     return np.frombuffer(data, np.uint8)[first : first + len(array) * width].reshape(len(array), width)
 
 
-def _array(kind: Kind, part: np.ndarray) -> pa.Array:
+def array(kind: Kind, part: np.ndarray) -> pa.Array:
     if kind is Kind.ID:
         return _ids(part)
     if kind is Kind.NUMBER:
         return pa.array(part.view(">i4").ravel().astype(np.int32))
     values = part.view(">i8").ravel().astype(np.int64)
-    missing = values == _NULL
+    missing = values == NULL
     return pa.array(values, mask=missing if missing.any() else None).cast(kind.arrow)
 
 

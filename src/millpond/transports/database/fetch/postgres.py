@@ -23,9 +23,10 @@ import pyarrow as pa
 from millpond.errors import StoreError, Unreachable
 from millpond.transports.database.dialect import Trouble
 from millpond.transports.database.fetch import by_page, by_value
-from millpond.transports.database.fetch.columns import Column, arrow_schema
+from millpond.transports.database.fetch.blocks import gathering, scatter
+from millpond.transports.database.fetch.columns import Column, arrow_schema, select
 from millpond.transports.database.fetch.packed import packing, unpack
-from millpond.transports.database.fetch.slices import Read, Slice
+from millpond.transports.database.fetch.slices import Piece, Read, Slice
 from millpond.transports.database.options import parse
 from millpond.transports.database.postgres import check_url, dialect
 from millpond.transports.database.running import meaning
@@ -60,6 +61,14 @@ class PostgresFetcher:
         for batch in self._batches(packing(columns, text), params):
             yield unpack(batch, columns, schema)
 
+    def read(self, piece: Piece, columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
+        if piece.blocks is None:
+            yield from self.batches(select(columns, piece.rest), piece.params, columns)
+            return
+        schema = arrow_schema(columns)
+        for blocks in self._batches(gathering(columns, piece), piece.params):
+            yield from scatter(blocks, columns, schema)
+
     def slices(self, read: Read) -> Sequence[Slice]:
         if read.table == "archive":
             return by_page.slices(self.dialect, self.rows, read)
@@ -72,7 +81,8 @@ class PostgresFetcher:
         rendered, values = self.dialect.sql(text).render(Style.DOLLAR, params)
         sql = _PLACEHOLDER.sub(lambda match: literal(values[int(match[1]) - 1]), rendered)
         try:
-            self._set(literal.settings)
+            # To compile a large statement takes longer than it saves.
+            self._set({**literal.settings, "jit": "off"} if copy else literal.settings)
             statement = adbc.AdbcStatement(self._connection)
             try:
                 statement.set_sql_query(sql)

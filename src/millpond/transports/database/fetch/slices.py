@@ -14,10 +14,13 @@ SLICE_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Piece:
-    """One statement's part of a read: what follows its columns."""
+    """One statement's part of a read."""
 
     rest: str
+    """What follows the columns."""
     params: Mapping[str, Any] = field(default_factory=dict)
+    blocks: str | None = None
+    """A table `b` whose rows `rest` refers to: what it finds for each of them may travel as one."""
     unmoved: str | None = None
     """Asked after the rows and in their transaction; an answer other than 0 says that rows were moved meanwhile."""
 

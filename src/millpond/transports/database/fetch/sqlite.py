@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from millpond.errors import NotMigrated
 from millpond.transports.database.fetch import by_value
-from millpond.transports.database.fetch.columns import Column, batches_of_rows
-from millpond.transports.database.fetch.slices import Read, Slice
+from millpond.transports.database.fetch.columns import Column, batches_of_rows, select
+from millpond.transports.database.fetch.slices import Piece, Read, Slice
 from millpond.transports.database.options import parse
 from millpond.transports.database.running import meaning
 from millpond.transports.database.sqlite import dialect, open_connection
@@ -44,6 +44,9 @@ class SqliteFetcher:
             yield from batches_of_rows(iter(lambda: cursor.fetchmany(_CHUNK), []), columns)
         except sqlite3.Error as e:
             raise meaning(self._url, e, self.dialect.trouble(e)) from e
+
+    def read(self, piece: Piece, columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
+        return self.batches(select(columns, piece.rest), piece.params, columns)
 
     def slices(self, read: Read) -> Sequence[Slice]:
         ((size,),) = self.rows("SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()", {})

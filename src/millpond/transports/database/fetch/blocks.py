@@ -1,0 +1,93 @@
+"""Many rows of PostgreSQL's as one, column by column: what travels is nearly what Arrow wants.
+
+A row costs the same to receive however small it is, and so does each of its fields. So the server puts the rows of a
+block of pages together, each column's values end to end, with their lengths beside them where they differ. What is
+left to do here is done to whole columns.
+
+Not for rows whose values the server keeps elsewhere (TOAST): a block of them might be larger than a value can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.message import State
+from millpond.transports.database.fetch.columns import Column, Kind, select
+from millpond.transports.database.fetch.packed import NULL, array, is_constant
+from millpond.transports.database.fetch.slices import Piece
+
+_SENT = {Kind.ID: "uuid_send({})", Kind.MOMENT: f"int8send(coalesce({{}}, ({NULL})))"}
+_GATHERED = {Kind.TEXT: "string_agg({}, '')", Kind.BYTES: "string_agg({}, ''::bytea)"}
+_STATES = pa.array(list(State), pa.string())
+# By the alphabet: so the commonest comes first.
+_CODES = " ".join(f"WHEN '{state}' THEN {list(State).index(state)}" for state in sorted(State))
+_WHOLE = {
+    Kind.NUMBER: "{}",
+    Kind.STATE: f"CASE {{}} {_CODES} END",
+    Kind.TEXT: "coalesce(octet_length({}), -1)",
+    Kind.BYTES: "coalesce(octet_length({}), -1)",
+}
+"""Columns that are whole numbers, or have one: a text's is its length."""
+
+
+def gathering(columns: Sequence[Column], piece: Piece) -> str:
+    """The statement that reads a piece block by block."""
+    named = [(column.kind, f"t.c{n}") for n, column in enumerate(columns) if not is_constant(column)]
+    whole = [f"({_WHOLE[kind].format(name)})::bigint" for kind, name in named if kind in _WHOLE]
+    # Two by two, since each call costs more than the arithmetic.
+    pairs = [f"({a} << 32) | ({b} & 4294967295)" for a, b in zip(whole[::2], [*whole[1::2], "0"], strict=False)]
+    sent = [_SENT[kind].format(name) for kind, name in named if kind in _SENT] + [f"int8send({pair})" for pair in pairs]
+    gathered = [f"string_agg({value}, ''::bytea)" for value in sent]
+    gathered += [_GATHERED[kind].format(name) for kind, name in named if kind in _GATHERED]
+    return (
+        f"SELECT g.* FROM {piece.blocks} AS b, LATERAL (SELECT count(*) AS n, {', '.join(gathered)} "
+        f"FROM ({select(columns, piece.rest)}) AS t) AS g WHERE g.n > 0"
+    )
+
+
+def scatter(blocks: pa.RecordBatch, columns: Sequence[Column], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of each block."""
+    for place in range(blocks.num_rows):
+        count, *values = (column[place] for column in blocks.columns)
+        yield pa.RecordBatch.from_arrays(
+            _arrays(columns, count.as_py(), [v.as_buffer() for v in values]), schema=schema
+        )
+
+
+def _arrays(columns: Sequence[Column], count: int, values: Sequence[Any]) -> list[pa.Array]:
+    kinds = [column.kind for column in columns if not is_constant(column)]
+    rest = iter(values)
+    sent = iter([next(rest) for kind in kinds if kind in _SENT])
+    whole = _whole([next(rest) for _ in range(-(-sum(kind in _WHOLE for kind in kinds) // 2))])
+    arrays = []
+    for column in columns:
+        if is_constant(column):
+            arrays.append(pa.repeat(pa.scalar(int(column.sql), column.kind.arrow), count))
+        elif column.kind in _SENT:
+            arrays.append(array(column.kind, np.frombuffer(next(sent), np.uint8).reshape(count, -1)))
+        elif column.kind is Kind.NUMBER:
+            arrays.append(pa.array(next(whole)))
+        elif column.kind is Kind.STATE:
+            arrays.append(_STATES.take(pa.array(next(whole))))
+        else:
+            arrays.append(_varying(column.kind, next(whole), next(rest)))
+    return arrays
+
+
+def _whole(pairs: Sequence[Any]) -> Iterator[np.ndarray]:
+    for pair in pairs:
+        halves = np.frombuffer(pair, ">i4").reshape(-1, 2)
+        yield halves[:, 0].astype(np.int32)
+        yield halves[:, 1].astype(np.int32)
+
+
+def _varying(kind: Kind, lengths: np.ndarray, data: Any) -> pa.Array:
+    there = lengths >= 0
+    ends = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(np.maximum(lengths, 0), out=ends[1:])
+    valid = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
+    return pa.Array.from_buffers(kind.arrow, len(lengths), [valid, pa.py_buffer(ends), data or pa.py_buffer(b"")])
