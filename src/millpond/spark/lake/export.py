@@ -24,7 +24,7 @@ import msgspec
 from millpond.spark.lake.body import INFER, SAMPLE, Decoder, given, inferred
 from millpond.spark.lake.manifest import Lake
 from millpond.spark.lake.tasks import written_by_tasks
-from millpond.spark.lake.write import Work, export_slice, fetched
+from millpond.spark.lake.write import Work, export_slice
 from millpond.spark.options import Options, Shard
 from millpond.transports import connect
 
@@ -210,6 +210,6 @@ def _sample(works: Sequence[Work]) -> Iterator[bytes]:
     payload = [Column("payload", Kind.BYTES, "payload")]
     for work in works:
         with work.shard.fetcher() as fetcher:
-            batches = (batch for piece in work.slice for batch in fetched(fetcher, piece, payload))
+            batches = (batch for piece in work.slice for batch in fetcher.read(piece, payload))
             payloads = (payload for batch in batches for payload in batch.column(0).to_pylist())
             yield from islice(payloads, SAMPLE)

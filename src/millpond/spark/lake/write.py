@@ -6,7 +6,6 @@ runs twice writes other files; those of the run that nobody names are orphans, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,12 +15,9 @@ from millpond.spark.lake.manifest import File
 from millpond.spark.lake.parquet import Writers
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from millpond.spark.lake.body import Decoder
     from millpond.spark.options import Shard
-    from millpond.transports.database.fetch import Column, Fetcher, Slice
-    from millpond.transports.database.fetch.slices import Piece
+    from millpond.transports.database.fetch import Slice
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,7 +39,7 @@ def export_slice(work: Work, decoder: Decoder | None) -> list[File]:
     out = Writers(Path(work.root), work.epoch, work.shard.number, decoder)
     with kept_fetcher(work.shard) as fetcher, out:
         for piece in work.slice:
-            for batch in fetched(fetcher, piece, columns):
+            for batch in fetcher.read(piece, columns):
                 out.add(batch)
             if piece.unmoved is not None and fetcher.rows(piece.unmoved, {})[0][0]:
                 raise StoreError(
@@ -51,9 +47,3 @@ def export_slice(work: Work, decoder: Decoder | None) -> list[File]:
                     "while it was exported: export again; nothing of this export is in the lake"
                 )
     return out.files
-
-
-def fetched(fetcher: Fetcher, piece: Piece, columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
-    from millpond.transports.database.fetch import select
-
-    return fetcher.batches(select(columns, piece.rest), piece.params, columns)
