@@ -10,7 +10,6 @@ Not for rows whose values the server keeps elsewhere (TOAST): a block of them mi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -51,14 +50,20 @@ def gathering(columns: Sequence[Column], piece: Piece) -> str:
 
 def scatter(blocks: pa.RecordBatch, columns: Sequence[Column], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of each block."""
-    for place in range(blocks.num_rows):
-        count, *values = (column[place] for column in blocks.columns)
-        yield pa.RecordBatch.from_arrays(
-            _arrays(columns, count.as_py(), [v.as_buffer() for v in values]), schema=schema
-        )
+    counts, *values = blocks.columns
+    for place, count in enumerate(counts.to_pylist()):
+        arrays = _arrays(columns, count, [_value(column, place) for column in values])
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _arrays(columns: Sequence[Column], count: int, values: Sequence[Any]) -> list[pa.Array]:
+def _value(column: pa.Array, place: int) -> pa.Buffer:
+    """Not copied, as a scalar would be. Null is empty: nobody had a value."""
+    _, offsets, data = column.buffers()
+    start, end = np.frombuffer(offsets, np.int32)[column.offset + place :][:2].tolist()
+    return data.slice(start, end - start) if data is not None else pa.py_buffer(b"")
+
+
+def _arrays(columns: Sequence[Column], count: int, values: Sequence[pa.Buffer]) -> list[pa.Array]:
     kinds = [column.kind for column in columns if not is_constant(column)]
     rest = iter(values)
     sent = iter([next(rest) for kind in kinds if kind in _SENT])
@@ -78,16 +83,16 @@ def _arrays(columns: Sequence[Column], count: int, values: Sequence[Any]) -> lis
     return arrays
 
 
-def _whole(pairs: Sequence[Any]) -> Iterator[np.ndarray]:
+def _whole(pairs: Sequence[pa.Buffer]) -> Iterator[np.ndarray]:
     for pair in pairs:
         halves = np.frombuffer(pair, ">i4").reshape(-1, 2)
         yield halves[:, 0].astype(np.int32)
         yield halves[:, 1].astype(np.int32)
 
 
-def _varying(kind: Kind, lengths: np.ndarray, data: Any) -> pa.Array:
+def _varying(kind: Kind, lengths: np.ndarray, data: pa.Buffer) -> pa.Array:
     there = lengths >= 0
     ends = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(np.maximum(lengths, 0), out=ends[1:])
     valid = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
-    return pa.Array.from_buffers(kind.arrow, len(lengths), [valid, pa.py_buffer(ends), data or pa.py_buffer(b"")])
+    return pa.Array.from_buffers(kind.arrow, len(lengths), [valid, pa.py_buffer(ends), data])

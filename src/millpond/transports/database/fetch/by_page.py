@@ -22,8 +22,8 @@ from millpond.transports.database.fetch.conditions import Condition, Operator, w
 from millpond.transports.database.fetch.slices import SLICE_BYTES, Piece, Read, Slice, count
 from millpond.transports.database.statement import Rows
 
-BLOCK_PAGES = 128
-"""A megabyte, or some rows of which each is a page long."""
+BLOCK_PAGES = 256
+"""Two megabytes, and no column of them can be larger than a value may be, however well it was compressed."""
 
 Ask = Callable[[str, Mapping[str, Any]], Rows]
 

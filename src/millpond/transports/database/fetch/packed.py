@@ -16,9 +16,10 @@ from millpond.transports.database.fetch.columns import Column, Kind
 NULL = -(2**63)
 """No moment, and no value that a bigint of ours has."""
 _WIDTH = {Kind.ID: 16, Kind.MOMENT: 8, Kind.NUMBER: 4}
-_HEX = np.frombuffer(b"".join(b"%02x" % n for n in range(256)), np.uint16)
-_GROUPS = ((0, 8, 0), (8, 12, 9), (12, 16, 14), (16, 20, 19), (20, 32, 24))
-"""Of the digits of an id: from, to, and where they stand among the dashes."""
+_PARTS, _FORMATS = list("abcdef"), ["u8", "u4", "u4", "u4", "u8", "u4"]
+"""Of the digits of an id; the last group of twelve is two of them."""
+_DIGITS = np.dtype({"names": _PARTS, "formats": _FORMATS, "offsets": [0, 8, 12, 16, 20, 28], "itemsize": 32})
+_DASHED = np.dtype({"names": _PARTS, "formats": _FORMATS, "offsets": [0, 9, 14, 19, 24, 32], "itemsize": 36})
 
 
 def packing(columns: Sequence[Column], text: str) -> str:
@@ -78,13 +79,13 @@ def array(kind: Kind, part: np.ndarray) -> pa.Array:
         return pa.array(part.view(">i4").ravel().astype(np.int32))
     values = part.view(">i8").ravel().astype(np.int64)
     missing = values == NULL
-    return pa.array(values, mask=missing if missing.any() else None).cast(kind.arrow)
+    return pa.array(values, mask=missing if missing.any() else None).view(kind.arrow)
 
 
 def _ids(part: np.ndarray) -> pa.Array:
-    digits = _HEX[part].view(np.uint8)
-    text = np.full((len(part), 36), ord("-"), np.uint8)
-    for start, end, at in _GROUPS:
-        text[:, at : at + end - start] = digits[:, start:end]
+    digits = np.frombuffer(part.tobytes().hex().encode(), _DIGITS)
+    text = np.full(36 * len(part), ord("-"), np.uint8)
+    for name in _PARTS:
+        text.view(_DASHED)[name] = digits[name]
     offsets = np.arange(0, 36 * (len(part) + 1), 36, dtype=np.int32)
     return pa.StringArray.from_buffers(len(part), pa.py_buffer(offsets), pa.py_buffer(text))
