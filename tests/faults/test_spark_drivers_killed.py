@@ -13,19 +13,19 @@ from tests.faults.plan import Aim
 from tests.faults.processes import history, some_time
 from tests.faults.spark_queries import Queries, held, judge, publish
 
-SOURCE = [
+FILES = [
     ("claim", "after"),
     ("partitions", "after"),
     ("read", "amid"),
+    ("sink", "after"),
     ("ack", "before"),
     ("ack", "after"),
     ("commit", "before"),
     ("commit", "after"),
 ]
-"""Points of our source, before and after Spark's own commit."""
-FILES = [*SOURCE, ("sink", "after")]
-QUEUE = [("write", "after"), ("publish", "before"), ("publish", "after"), *SOURCE]
-"""With our own sink: its tasks, and the transaction that publishes their rows."""
+"""Points of our source, and of the sink it shares a query with."""
+QUEUE = [("write", "after"), ("publish", "before"), ("publish", "after")]
+"""Points of our own sink: its tasks, and the transaction that publishes their rows."""
 SHORT = [("claim", "after"), ("publish", "after")]
 PER_TRIGGER = 20
 KILLS = 50
@@ -48,20 +48,15 @@ async def die_at(points: Sequence[tuple[str, str]], here: Ground, sink: str) -> 
 
 
 @pytest.mark.databases("postgres")
-async def test_at_chosen_points(everywhere: Everywhere, long: bool) -> None:
-    await everywhere(lambda here: die_at(QUEUE if long else SHORT, here, "queue"))
+async def test_at_some_points(everywhere: Everywhere) -> None:
+    await everywhere(lambda here: die_at(SHORT, here, "queue"))
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("sink", "points"), [("queue", QUEUE), ("files", FILES)], ids=["queue", "files"])
 @pytest.mark.databases("postgres", "mariadb", "sqlite")
-async def test_at_chosen_points_with_files(everywhere: Everywhere) -> None:
-    await everywhere(lambda here: die_at(FILES, here, "files"))
-
-
-@pytest.mark.long
-@pytest.mark.databases("mariadb", "sqlite")
-async def test_at_chosen_points_elsewhere(everywhere: Everywhere) -> None:
-    await everywhere(lambda here: die_at(QUEUE, here, "queue"))
+async def test_at_chosen_points(everywhere: Everywhere, sink: str, points: Sequence[tuple[str, str]]) -> None:
+    await everywhere(lambda here: die_at(points, here, sink))
 
 
 async def die_at_random(here: Ground, queries: Queries, kills: int) -> int:
