@@ -26,7 +26,7 @@ FILES = [
 """Points of our source, and of the sink it shares a query with."""
 QUEUE = [("write", "after"), ("publish", "before"), ("publish", "after")]
 """Points of our own sink: its tasks, and the transaction that publishes their rows."""
-SHORT = [("claim", "after"), ("publish", "after")]
+SHORT = [("publish", "before"), ("publish", "after")]
 PER_TRIGGER = 20
 KILLS = 50
 

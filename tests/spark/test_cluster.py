@@ -10,10 +10,12 @@ from typing import Any
 
 from servers import SparkCluster
 from tests.spark.ponds import fill, rows
+from tests.spark.test_sink import left
 
 JOB = """
-import json, sys, time
+import json, os, signal, sys, time
 import millpond.spark
+from millpond.spark.source import MillpondSource
 from pyspark import TaskContext
 
 master, settings, url, file, folder = json.loads(sys.argv[1])
@@ -32,10 +34,29 @@ def slow(batches):
         time.sleep(600)  # longer than anybody waits: only its copy can come to an end
     yield from batches
 
+class Dying(MillpondSource):
+    @classmethod
+    def name(cls):
+        return "dying"
+
+    def writer(self, schema, overwrite):
+        from millpond.spark.sink import BatchWriter
+
+        class Writer(BatchWriter):
+            def write(self, iterator):
+                loaded = super().write(iterator)
+                task = TaskContext.get()
+                if task.partitionId() == 1 and task.attemptNumber() == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return loaded
+
+        return Writer(self.options, schema, overwrite)
+
+spark.dataSource.register(Dying)
 frame = spark.range(0, 400, 1, 4).selectExpr("cast(id as string) as payload").mapInArrow(slow, "payload string")
 for atomic in ("true", "false"):
     options = {"url": url, "queue": f"atomic {atomic}", "atomic": atomic}
-    frame.write.format("millpond").mode("append").options(**options).save()
+    frame.write.format("dying").mode("append").options(**options).save()
 
 stream = spark.readStream.format("millpond").options(url=url, queue="atomic true", stream="s", minPartitions="2")
 stream.option("maxMessagesPerTrigger", 150).load().select("payload").writeStream.format("millpond").options(
@@ -73,7 +94,8 @@ def test_executors_read_and_write_the_database_and_no_file(
     assert "is a file of one machine" in refused
     everything = sorted(str(n).encode() for n in range(400))
     live = rows(postgres_url, "messages").values()
-    for queue in ("atomic false", "out"):  # of the slow task only what its copy wrote
+    assert left(postgres_url) == 0
+    for queue in ("atomic false", "out"):  # once, of the task that hangs and of the one that dies after its write too
         assert sorted(row.payload for row in live if row.queue == queue) == everything
     assert not [row for row in live if row.queue == "atomic true"]
     done = [row for row in rows(postgres_url, "archive").values() if row.queue == "atomic true"]
