@@ -72,7 +72,7 @@ SPECULATION = {
 }
 
 
-def on_cluster(script: str, *arguments: Any, timeout: float = 150) -> Any:
+def on_cluster(script: str, *arguments: Any, timeout: float = 250) -> Any:
     """Run a script in a process of its own; what it prints last is its answer, as JSON."""
     done = subprocess.run(
         [sys.executable, "-c", script, json.dumps(arguments)], capture_output=True, text=True, timeout=timeout

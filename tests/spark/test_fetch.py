@@ -215,6 +215,20 @@ def test_slices_are_shared_evenly() -> None:
     assert [count(size, 1) for size in (0, SLICE_BYTES, SLICE_BYTES + 1)] == [1, 1, 2]
 
 
+@pytest.mark.parametrize("names", [["shard"], ["state"], ["priority", "key", "state"], ["expires_at"]])
+def test_some_columns_alone(filled_url: str, names: list[str]) -> None:
+    for table in TABLES:
+        columns = [column for column in batch_columns(table, 7) if column.name in names]
+        with open_fetcher(Url(filled_url)) as fetcher:
+            pieces = [piece for part in fetcher.slices(Read(table)) for piece in part]
+            found = [row for piece in pieces for batch in fetcher.read(piece, columns) for row in batch.to_pylist()]
+            every = fetch_by(fetcher, table).to_pylist()
+        wanted = [{column.name: row[column.name] for column in columns} for row in every]
+        if names == ["shard"]:
+            wanted = [{"shard": 7} for _ in every]
+        assert sorted(map(str, found)) == sorted(map(str, wanted)) != []
+
+
 _MANY = """
 INSERT INTO message_archive (id, queue, key, priority, due_at, headers, payload, deliveries, attempts, created_at,
 acquired_at, state, reason, error, archived_at)

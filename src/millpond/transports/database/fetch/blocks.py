@@ -20,7 +20,8 @@ from millpond.transports.database.fetch.packed import NULL, array, is_constant
 from millpond.transports.database.fetch.slices import Piece
 
 _SENT = {Kind.ID: "uuid_send({})", Kind.MOMENT: f"int8send(coalesce({{}}, ({NULL})))"}
-_GATHERED = {Kind.TEXT: "string_agg({}, '')", Kind.BYTES: "string_agg({}, ''::bytea)"}
+_GATHERED = (Kind.TEXT, Kind.BYTES)
+_SHIFT = 1 << 32
 _STATES = pa.array(list(State), pa.string())
 # By the alphabet: so the commonest comes first.
 _CODES = " ".join(f"WHEN '{state}' THEN {list(State).index(state)}" for state in sorted(State))
@@ -36,14 +37,15 @@ _WHOLE = {
 def gathering(columns: Sequence[Column], piece: Piece) -> str:
     """The statement that reads a piece block by block."""
     named = [(column.kind, f"t.c{n}") for n, column in enumerate(columns) if not is_constant(column)]
-    whole = [f"({_WHOLE[kind].format(name)})::bigint" for kind, name in named if kind in _WHOLE]
+    whole = [_WHOLE[kind].format(name) for kind, name in named if kind in _WHOLE]
     # Two by two, since each call costs more than the arithmetic.
-    pairs = [f"({a} << 32) | ({b} & 4294967295)" for a, b in zip(whole[::2], [*whole[1::2], "0"], strict=False)]
-    sent = [_SENT[kind].format(name) for kind, name in named if kind in _SENT] + [f"int8send({pair})" for pair in pairs]
-    gathered = [f"string_agg({value}, ''::bytea)" for value in sent]
-    gathered += [_GATHERED[kind].format(name) for kind, name in named if kind in _GATHERED]
+    pairs = [f"{a} * {_SHIFT} + {b}" for a, b in zip(whole[::2], [*whole[1::2], "0"], strict=False)]
+    values = [_SENT[kind].format(name) for kind, name in named if kind in _SENT]
+    values += [f"int8send({pair})" for pair in pairs]
+    values += [name for kind, name in named if kind in _GATHERED]
+    gathered = ["count(*) AS n", *(f"string_agg({value}, NULL)" for value in values)]
     return (
-        f"SELECT g.* FROM {piece.blocks} AS b, LATERAL (SELECT count(*) AS n, {', '.join(gathered)} "
+        f"SELECT g.* FROM {piece.blocks} AS b, LATERAL (SELECT {', '.join(gathered)} "
         f"FROM ({select(columns, piece.rest)}) AS t) AS g WHERE g.n > 0"
     )
 
@@ -85,9 +87,10 @@ def _arrays(columns: Sequence[Column], count: int, values: Sequence[pa.Buffer]) 
 
 def _whole(pairs: Sequence[pa.Buffer]) -> Iterator[np.ndarray]:
     for pair in pairs:
-        halves = np.frombuffer(pair, ">i4").reshape(-1, 2)
-        yield halves[:, 0].astype(np.int32)
-        yield halves[:, 1].astype(np.int32)
+        both = np.frombuffer(pair, ">i8").astype(np.int64)
+        second = both.astype(np.int32)  # its lower half, negative or not
+        yield ((both - second) >> 32).astype(np.int32)
+        yield second
 
 
 def _varying(kind: Kind, lengths: np.ndarray, data: pa.Buffer) -> pa.Array:
