@@ -14,6 +14,7 @@ from typing import Any
 
 import duckdb
 import polars
+import psycopg
 import pytest
 
 from millpond.spark import lake
@@ -81,6 +82,16 @@ def test_the_commands(spark: Any, cli: Cli, postgres_url: str, tmp_path: Path) -
     assert said["messages"] == len(rows(postgres_url, "archive")) and said["held"] == []
     files = cli.ok("lake", "files", "--lake", str(tmp_path / "lake")).out.splitlines()
     assert files == lake.files(tmp_path / "lake") and len(files) == said["files"]
+    everything = {"looked_at": said["messages"], "missing": 0, "twice": 0}
+    assert cli.ok("lake", "check", *where, "--json").json == everything
+    with psycopg.connect(postgres_url) as connection:  # by hand, with a time of yesterday
+        connection.execute(
+            "INSERT INTO message_archive (id, queue, priority, due_at, payload, deliveries, attempts, created_at, "
+            "state, archived_at) SELECT gen_random_uuid(), 'q', 50, 0, 'x', 1, 1, 0, 'COMPLETED', "
+            "archived_at - 86400000000 FROM message_archive LIMIT 1"
+        )
+    missing = cli("lake", "check", *where)
+    assert missing.code == 1 and " 1 missing, 0 twice" in missing.out and "export to a new lake" in missing.err
     told = cli.ok("lake", "export", *where).out
     assert told.startswith("0 messages in 0 files") and password(postgres_url) not in told
     assert "small files became" in cli.ok("lake", "compact", "--lake", str(tmp_path / "lake")).out

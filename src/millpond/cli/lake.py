@@ -118,6 +118,30 @@ def compact(lake: Lake, master: Master = "local[*]", conf: Conf = None, json: Js
         print(f"{done.replaced:,} small files became {done.by:,}; {done.deleted:,} deleted that nobody needs")
 
 
+@lake_app.command("check")
+def check(
+    lake: Lake,
+    url: URLs = None,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    schema: Schema = None,
+    table_prefix: TablePrefix = "",
+    json: Json = False,
+) -> None:
+    """Look at every message that the databases still have: is it in the lake, and once?"""
+    _check(lake, url, schema, table_prefix)
+    with spark_session("millpond lake check", master, _shown(conf)) as spark:
+        from millpond.spark.lake.check import check
+
+        done = check(spark, lake, needs(url), schema=schema, table_prefix=table_prefix)
+    if json:
+        say_json({"looked_at": done.looked_at, "missing": done.missing, "twice": done.twice})
+    else:
+        print(f"{done.looked_at:,} archived messages looked at, {done.missing:,} missing, {done.twice:,} twice")
+    if done.missing or done.twice:
+        raise Refused("the lake does not hold what it should: purge nothing, and export to a new lake")
+
+
 @lake_app.command("run")
 def run(
     lake: Lake,

@@ -6,9 +6,10 @@ tools need neither Spark nor Java.
 
 from __future__ import annotations
 
+from millpond.spark.lake.check import Checked, check
 from millpond.spark.lake.compact import Compacted, compact
 from millpond.spark.lake.export import Exported, export
 from millpond.spark.lake.read import files, read
 from millpond.spark.lake.schedule import run
 
-__all__ = ["Compacted", "Exported", "compact", "export", "files", "read", "run"]
+__all__ = ["Checked", "Compacted", "Exported", "check", "compact", "export", "files", "read", "run"]

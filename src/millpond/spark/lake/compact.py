@@ -48,9 +48,11 @@ def compact(spark: SparkSession, path: str | os.PathLike[str], *, large: int = L
     return compact_opened(spark, lake, large=large, keep=keep)
 
 
-def compact_opened(spark: SparkSession, lake: Lake, *, large: int = LARGE, keep: int = KEEP) -> Compacted:
-    """By who has opened the lake already."""
-    groups = small_files(lake.state.files.values(), large)
+def compact_opened(
+    spark: SparkSession, lake: Lake, *, large: int = LARGE, keep: int = KEEP, fewest: int = 2
+) -> Compacted:
+    """By who has opened the lake already; `fewest` files are worth the trouble of merging them."""
+    groups = small_files(lake.state.files.values(), large, fewest)
     merges = [Merge(str(lake.root), lake.state.epoch, group) for group in groups]
     do = partial(merge, decoder=Decoder(lake.state.body) if lake.state.body else None)
     made = written_by_tasks(spark, lake, do, merges)
@@ -65,7 +67,7 @@ def compact_opened(spark: SparkSession, lake: Lake, *, large: int = LARGE, keep:
     return Compacted(replaced=len(replaced), by=len(made), deleted=len(gone))
 
 
-def small_files(files: Iterable[File], large: int) -> list[list[File]]:
+def small_files(files: Iterable[File], large: int, fewest: int) -> list[list[File]]:
     """Groups of files that together make one: of the same queue, day and shard, the oldest first."""
     by_place: dict[tuple[str, str, int], list[File]] = {}
     for file in sorted(files, key=lambda file: (file.day, file.first_us, file.path)):
@@ -82,7 +84,7 @@ def small_files(files: Iterable[File], large: int) -> list[list[File]]:
         groups.append(group)
     chosen, count = [], 0
     for group in groups:
-        if len(group) > 1 and count + len(group) <= _AT_ONCE:
+        if len(group) >= fewest and count + len(group) <= _AT_ONCE:
             chosen.append(group)
             count += len(group)
     return chosen
@@ -93,11 +95,13 @@ def _unneeded(lake: Lake, keep: int) -> list[str]:
     before = SystemClock().now() - keep
     gone = [path for path, at in lake.state.removed.items() if at <= before]
     known = lake.state.files.keys() | lake.state.removed.keys()
-    for path in lake.root.glob("*/*/*.parquet"):
+    # Once is enough for each writer: what it leaves itself is for the next one.
+    for path in () if lake.swept else lake.root.glob("*/*/*.parquet"):
         name = str(path.relative_to(lake.root))
         epoch = path.name.partition("-")[0]
         if name not in known and not name.startswith(FOLDER) and epoch.isdigit() and int(epoch) < lake.state.epoch:
             gone.append(name)
+    lake.swept = True
     return gone
 
 

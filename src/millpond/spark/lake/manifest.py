@@ -99,6 +99,8 @@ class Lake:
         self._log = self.root / FOLDER / "log"
         self.id = self._identity()
         self.state = self._load()
+        self.swept = False
+        """Files that earlier writers left uncommitted were looked for."""
         self._epoch = 0
 
     @classmethod

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("millpond.lake")
 
 STEPS = ("export", "purge", "compact", "report")
+_FEWEST = 8
+"""Small files of a queue and day that are merged: with two, every round would write all of the day again."""
 Tell = Callable[[str, str], None]
 """Told the step and what came of it."""
 
@@ -104,7 +106,7 @@ class _Job:
         return f"{self.exporter.purge():,} messages deleted that the lake holds"
 
     def compact(self) -> str:
-        done = compact_opened(self._spark, self.exporter.opened())
+        done = compact_opened(self._spark, self.exporter.opened(), fewest=_FEWEST)
         return f"{done.replaced:,} small files became {done.by:,}; {done.deleted:,} deleted that nobody needs"
 
     def report(self) -> str:
