@@ -72,6 +72,19 @@ def test_checkpoints_say_what_the_entries_said(tmp_path: Path) -> None:
     assert Lake(tmp_path).state == lake.state
 
 
+def test_one_that_slept_through_many_entries_is_fenced_too(tmp_path: Path) -> None:
+    """The entry that it would append was there, and is trimmed"""
+    sleeper = opened(tmp_path)
+    awake = opened(tmp_path)
+    for n in range(3 * CHECKPOINT_EVERY):
+        awake.commit("export", added=[file(f"{n:04}")])
+    awake.trim()
+    for _ in range(2):
+        with pytest.raises(LakeFenced):
+            sleeper.commit("export", added=[file("of the sleeper")])
+    assert Lake(tmp_path).state == awake.state
+
+
 def test_a_hole_in_the_log_is_told(tmp_path: Path) -> None:
     lake = opened(tmp_path)
     lake.commit("export", added=[file("a")])

@@ -146,7 +146,11 @@ class Lake:
 
     def _append(self, what: str, epoch: int, **facts: Any) -> Entry:
         entry = Entry(self.state.number + 1, epoch, SystemClock().now(), what, **facts)
-        if not create_once(self._log / f"{entry.number:012}.json", msgspec.json.encode(entry)):
+        path = self._log / f"{entry.number:012}.json"
+        if not create_once(path, msgspec.json.encode(entry)):
+            raise self._fenced()
+        if any(int(name.partition(".")[0]) >= entry.number for name in self._checkpoints()):
+            path.unlink()  # there was one of this number, long ago, and it was trimmed
             raise self._fenced()
         self.state.apply(entry)
         if entry.number % CHECKPOINT_EVERY == 0:
@@ -155,10 +159,11 @@ class Lake:
 
     def trim(self) -> None:
         """Delete entries that the last checkpoint but one has in it: a reader may have begun with that."""
-        names = sorted(name for name in os.listdir(self._log) if not name.startswith("."))
-        checkpoints = [name for name in names if name.endswith(".checkpoint")]
-        for name in names[: names.index(checkpoints[-2])] if len(checkpoints) > 1 else ():
-            os.unlink(self._log / name)
+        checkpoints = self._checkpoints()
+        if len(checkpoints) > 1:
+            for name in os.listdir(self._log):
+                if not name.startswith(".") and name < checkpoints[-2]:
+                    os.unlink(self._log / name)
 
     def _fenced(self) -> LakeFenced:
         return LakeFenced(
@@ -172,20 +177,23 @@ class Lake:
         try:
             identity = msgspec.json.decode((self.root / FOLDER / "lake.json").read_bytes(), type=_Identity)
         except FileNotFoundError:
-            raise NoLake(f"there is no lake in {self.root}; make one with: millpond lake export {self.root}") from None
+            raise NoLake(
+                f"there is no lake in {self.root}; make one with: millpond lake export --lake {self.root}"
+            ) from None
         if identity.format != FORMAT:
             raise LakeDamaged(
                 f"the lake {self.root} is of format {identity.format}, and this Millpond knows {FORMAT}; upgrade it"
             )
         return identity.id
 
+    def _checkpoints(self) -> list[str]:
+        return sorted(name for name in os.listdir(self._log) if name.endswith(".checkpoint"))
+
     def _load(self) -> State:
-        names = sorted(os.listdir(self._log))
-        checkpoints = [name for name in names if name.endswith(".checkpoint")]
         state = State()
-        if checkpoints:
-            state = msgspec.json.decode((self._log / checkpoints[-1]).read_bytes(), type=State)
-        for name in names:
+        for checkpoint in self._checkpoints()[-1:]:
+            state = msgspec.json.decode((self._log / checkpoint).read_bytes(), type=State)
+        for name in sorted(os.listdir(self._log)):
             number, _, kind = name.partition(".")
             if not number or kind != "json" or int(number) <= state.number:
                 continue
