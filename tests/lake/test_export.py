@@ -64,9 +64,9 @@ def test_every_column_of_every_message(url: str, tmp_path: Path) -> None:
         assert got["day"] == row.archived_at.date() and got["shard"] == 0
 
 
-def test_files_stay_within_the_lake_by_queue_and_day(url: str, tmp_path: Path) -> None:
-    fill(url, [*HOSTILE, *WORSE], each=6)
-    export(tmp_path / "lake", url)
+def test_files_stay_within_the_lake_by_queue_and_day(sqlite_url: str, tmp_path: Path) -> None:
+    fill(sqlite_url, [*HOSTILE, *WORSE], each=6)
+    export(tmp_path / "lake", sqlite_url)
     days = {
         datetime.now(UTC).date().isoformat(),
         *(os.path.basename(os.path.dirname(f)) for f in files(tmp_path / "lake")),
@@ -138,82 +138,84 @@ def test_an_older_copy_of_a_lake_is_refused(tmp_path: Path, sqlite_url: str) -> 
         export(tmp_path / "lake", sqlite_url)
 
 
-def test_two_at_once(url: str, tmp_path: Path) -> None:
+def test_two_at_once(sqlite_url: str, tmp_path: Path) -> None:
     """The second fences the first, which commits nothing"""
-    fill(url, ["orders"])
-    first, second = exporter(tmp_path / "lake", url), exporter(tmp_path / "lake", url)
+    fill(sqlite_url, ["orders"])
+    first, second = exporter(tmp_path / "lake", sqlite_url), exporter(tmp_path / "lake", sqlite_url)
     first.opened()
     second.export()
     with pytest.raises(LakeFenced):
-        fill(url, ["more"])
+        fill(sqlite_url, ["more"])
         first.export()
     second.export()
     first.close()
     second.close()
-    assert ids(lake_rows(tmp_path / "lake")) == archived(url)
+    assert ids(lake_rows(tmp_path / "lake")) == archived(sqlite_url)
 
 
-def test_bodies_as_columns(url: str, tmp_path: Path) -> None:
+def test_bodies_as_columns(sqlite_url: str, tmp_path: Path) -> None:
     path = tmp_path / "lake"
-    asyncio.run(settle(url, "orders", [{"sku": 7, "note": "x", "tags": [1]}, {"sku": 2.5}, {"sku": True}, "text", [1]]))
-    export(path, url, decode="sku bigint, note string")
+    asyncio.run(
+        settle(sqlite_url, "orders", [{"sku": 7, "note": "x", "tags": [1]}, {"sku": 2.5}, {"sku": True}, "text", [1]])
+    )
+    export(path, sqlite_url, decode="sku bigint, note string")
     by_payload = {row["payload"]: row["body"] for row in lake_rows(path)}
     assert by_payload[b'{"sku":7,"note":"x","tags":[1]}'] == {"sku": 7, "note": "x"}
     assert by_payload[b'{"sku":2.5}'] == {"sku": None, "note": None} == by_payload[b'{"sku":true}']
     assert by_payload[b"[1]"] is None
     # What a lake has decoded once it goes on decoding; a field may be added, and keeps its type.
-    asyncio.run(settle(url, "orders", [{"sku": 8, "price": 1, "tags": [1, "a"]}, {"price": 2.5, "gone": None}]))
-    export(path, url, decode="infer")
+    asyncio.run(settle(sqlite_url, "orders", [{"sku": 8, "price": 1, "tags": [1, "a"]}, {"price": 2.5, "gone": None}]))
+    export(path, sqlite_url, decode="infer")
     assert Lake(path).state.body == {"sku": "bigint", "note": "string", "price": "double", "tags": "string"}
-    asyncio.run(settle(url, "orders", [{"sku": 9, "price": 3}]))
-    export(path, url)
+    asyncio.run(settle(sqlite_url, "orders", [{"sku": 9, "price": 3}]))
+    export(path, sqlite_url)
     bodies = {row["payload"]: row["body"] for row in lake_rows(path)}
     assert bodies[b'{"sku":8,"price":1,"tags":[1,"a"]}'] == {"sku": 8, "note": None, "price": 1.0, "tags": '[1,"a"]'}
     assert bodies[b'{"sku":9,"price":3}'] == {"sku": 9, "note": None, "price": 3.0, "tags": None}
     for wrong in ("sku string", "sku", "sku decimal(3)"):
         with pytest.raises(InvalidOption):
-            export(path, url, decode=wrong)
+            export(path, sqlite_url, decode=wrong)
     # Files of before and after become one.
-    one = exporter(path, url)
+    one = exporter(path, sqlite_url)
     assert compact_opened(Here(), one.opened()).by == 1  # type: ignore[arg-type]
     one.close()
-    assert ids(lake_rows(path)) == archived(url)
+    assert ids(lake_rows(path)) == archived(sqlite_url)
     merged = {row["payload"]: row["body"] for row in lake_rows(path)}
     assert merged[b'{"sku":7,"note":"x","tags":[1]}'] == {"sku": 7, "note": "x", "price": None, "tags": None}
     assert merged[b"[1]"] is None and merged[b'{"sku":9,"price":3}'] == bodies[b'{"sku":9,"price":3}']
 
 
-def test_small_files_become_large_ones(url: str, tmp_path: Path) -> None:
+def test_small_files_become_large_ones(sqlite_url: str, tmp_path: Path) -> None:
     path = tmp_path / "lake"
     for _ in range(3):
-        fill(url, ["orders", "other"])
-        export(path, url)
+        fill(sqlite_url, ["orders", "other"])
+        export(path, sqlite_url)
     old = files(path)
     orphan = Path(old[0]).with_name("00000001-0-orphan.parquet")
     orphan.write_bytes(b"of a task that nobody waited for")
-    one = exporter(path, url)
+    one = exporter(path, sqlite_url)
     done = compact_opened(Here(), one.opened())  # type: ignore[arg-type]
     assert (done.replaced, done.by, done.deleted) == (6, 2, 1)
     assert len(files(path)) == 2 and not orphan.exists()
-    assert ids(lake_rows(path)) == archived(url)
+    assert ids(lake_rows(path)) == archived(sqlite_url)
     assert all(os.path.exists(file) for file in old), "a reader may have begun with them"
     done = compact_opened(Here(), one.opened(), keep=0)  # type: ignore[arg-type]
     assert (done.replaced, done.by, done.deleted) == (0, 0, 6)
     assert not any(os.path.exists(file) for file in old)
-    fill(url, ["orders"])
+    fill(sqlite_url, ["orders"])
     one.export()
     one.close()
-    assert ids(lake_rows(path)) == archived(url)
+    assert ids(lake_rows(path)) == archived(sqlite_url)
 
 
-def test_no_json_at_all(url: str, tmp_path: Path) -> None:
+def test_no_json_at_all(sqlite_url: str, tmp_path: Path) -> None:
     async def binary() -> None:
-        store: Any = await millpond.connect(url)
+        store: Any = await millpond.connect(sqlite_url)
         await store.publish([Message(queue="q", payload=bytes([n, 255])) for n in range(5)])
         await store.settle([Ack(claim.receipt) for claim in await store.claim(["q"], limit=5)])
         await store.close()
 
     asyncio.run(binary())
-    export(tmp_path / "lake", url, decode="infer")
-    assert ids(lake_rows(tmp_path / "lake")) == archived(url)
+    export(tmp_path / "lake", sqlite_url, decode="infer")
+    assert ids(lake_rows(tmp_path / "lake")) == archived(sqlite_url)
     assert Lake(tmp_path / "lake").state.body == {}

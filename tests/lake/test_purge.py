@@ -85,35 +85,35 @@ def test_all_lakes_must_hold_it(url: str, tmp_path: Path, cli: Cli) -> None:
     other.close()
 
 
-def test_without_a_lake_there_is_nothing_to_wait_for(url: str, cli: Cli) -> None:
-    fill(url, ["orders"])
-    assert "exported to no lake" in cli.fails(1, "lake", "purge", "--older-than", "0s", "--url", url)
-    assert cli.ok("lake", "exports", "--url", url).out == "exported to no lake\n"
-    assert purge(url) > 0
+def test_without_a_lake_there_is_nothing_to_wait_for(sqlite_url: str, cli: Cli) -> None:
+    fill(sqlite_url, ["orders"])
+    assert "exported to no lake" in cli.fails(1, "lake", "purge", "--older-than", "0s", "--url", sqlite_url)
+    assert cli.ok("lake", "exports", "--url", sqlite_url).out == "exported to no lake\n"
+    assert purge(sqlite_url) > 0
 
 
-def test_a_fenced_export_notes_nothing(url: str, tmp_path: Path) -> None:
-    fill(url, ["orders"])
-    first, second = (exporter(tmp_path / "lake", url) for _ in range(2))
+def test_a_fenced_export_notes_nothing(sqlite_url: str, tmp_path: Path) -> None:
+    fill(sqlite_url, ["orders"])
+    first, second = (exporter(tmp_path / "lake", sqlite_url) for _ in range(2))
     first.opened()
     second.opened()
     with pytest.raises(LakeFenced):
         first.export()
-    assert purge(url) == 0
+    assert purge(sqlite_url) == 0
     first.close()
     second.close()
 
 
-def test_what_a_crash_left_unnoted_is_noted_by_the_next(url: str, tmp_path: Path) -> None:
-    fill(url, ["orders"])
-    one = exporter(tmp_path / "lake", url)
+def test_what_a_crash_left_unnoted_is_noted_by_the_next(sqlite_url: str, tmp_path: Path) -> None:
+    fill(sqlite_url, ["orders"])
+    one = exporter(tmp_path / "lake", sqlite_url)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(one), "_note", lambda self: None)
         one.export()
     one.close()
-    assert purge(url) == 0
-    export(tmp_path / "lake", url)
-    assert purge(url) > 0 and archived(url) == []
+    assert purge(sqlite_url) == 0
+    export(tmp_path / "lake", sqlite_url)
+    assert purge(sqlite_url) > 0 and archived(sqlite_url) == []
 
 
 def test_days_are_dropped_whole_once_the_lake_holds_them(shared_postgres: Any, tmp_path: Path) -> None:
