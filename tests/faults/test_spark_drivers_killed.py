@@ -42,7 +42,8 @@ async def die_at(points: Sequence[tuple[str, str]], here: Ground, sink: str) -> 
         driver = await queries.ended(driver)
         assert driver.code == -signal.SIGKILL, driver.log[-6000:]
         deaths = [(line["died"], line["when"], line["seq"]) for line in history(here.folder).read() if "died" in line]
-        assert deaths[n:] == [(aim.point, aim.when, aim.nth)], "it died where it should"
+        # Two tasks may come to a point at once, and both tell.
+        assert list(dict.fromkeys(deaths))[n:] == [(aim.point, aim.when, aim.nth)], "it died where it should"
     await queries.finish(queries.go(spare))
     await judge(here, f"spark drivers killed at points, {sink}", len(points), await queries.sunk())
 
