@@ -66,7 +66,8 @@ def publish(d: Dialect, ids: Sequence[UUID | None]) -> Steps[set[UUID]]:
 
 
 def recorded(d: Dialect, ids: Sequence[UUID]) -> Steps[Rows]:
-    return (yield Query(d.sql(sql.RECORDED), {"ids": [d.id_in(id_) for id_ in ids], "since": 0}))
+    window = {"now": None, "dedupe_for": 1_000_000}
+    return (yield Query(d.sql(sql.RECORDED), {"ids": [d.id_in(id_) for id_ in ids], **window}))
 
 
 def stream_claim(d: Dialect, lanes: dict[str, Lanes], limit: int) -> Steps[stream_claims.Claimed]:

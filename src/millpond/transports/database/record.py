@@ -23,7 +23,7 @@ def record(d: Dialect, rows: Sequence[Row], *, now: int | None, dedupe_for: int)
     yield Query(d.sql(sql.RECORD_TURN), {})
     at = (yield Query(d.sql(sql.NOW), {"now": now}))[0][0]
     ids = list({d.id_in(row.id) for row in rows})
-    there = yield Query(d.sql(sql.RECORDED), {"ids": ids, "since": at - dedupe_for})
+    there = yield Query(d.sql(sql.RECORDED), {"ids": ids, "now": at, "dedupe_for": dedupe_for})
     known = {(d.id_out(id_), state) for id_, _, state in there}
     moments = {(d.id_out(id_), archived_at) for id_, archived_at, _ in there}
     records = []

@@ -172,7 +172,7 @@ RECORD_TURN = "SELECT version FROM {migration} WHERE version = 2 {lock}"
 # What this database has delivered itself has a token: a bridge's own trace is not what became of the message there.
 RECORDED = """
 SELECT id, archived_at, CASE WHEN token IS NULL THEN state END FROM {archive} {archive_id_index}
-WHERE id {ids} AND archived_at > :since
+WHERE id {ids} AND archived_at > {now} - :dedupe_for
 """
 RECORD_COLUMNS = (
     *("id", "queue", "key", "priority", "due_at", "expires_at", "headers", "payload", "deliveries", "attempts"),
