@@ -4,7 +4,8 @@ BIN := $(VENV)/bin
 # What is installed beside the core. Add an extra here when tests begin to use it.
 EXTRAS := postgres,mysql,rabbitmq,spark,dev
 # package=program: installed when the program cannot be found.
-SERVERS := postgresql=postgres mariadb-server=mariadbd pgbouncer=pgbouncer openssl=openssl openjdk-17-jre-headless=java rabbitmq-server=rabbitmq-server chromium=chromium libpostgresql-jdbc-java
+JAVA := openjdk-17-jre-headless=java
+SERVERS := postgresql=postgres mariadb-server=mariadbd pgbouncer=pgbouncer openssl=openssl $(JAVA) rabbitmq-server=rabbitmq-server chromium=chromium libpostgresql-jdbc-java
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench bench-spark faults clean servers
@@ -12,7 +13,9 @@ SERVERS := postgresql=postgres mariadb-server=mariadbd pgbouncer=pgbouncer opens
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
-demo: $(VENV)/installed ## see a queue at work
+# Who has everything needs nothing more; a newcomer needs Spark only.
+demo: $(if $(wildcard $(VENV)/installed),$(VENV)/installed,$(VENV)/installed-for-demo) ## see all of it in two minutes
+	@scripts/debian-packages $(JAVA)
 	@$(BIN)/python -m millpond demo
 
 test: $(VENV)/installed servers ## run the tests against real servers (TESTS="tests/unit -k proxy" for some)
@@ -44,4 +47,9 @@ servers:
 $(VENV)/installed: pyproject.toml constraints.txt Makefile
 	@scripts/make-venv $(VENV)
 	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+$(VENV)/installed-for-demo: pyproject.toml constraints.txt Makefile
+	@scripts/make-venv $(VENV)
+	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[spark]'
 	@touch $@

@@ -16,8 +16,8 @@ from bench.side import QUEUE, now
 from bench.work import Watch, five_ms, no_op
 from millpond import Millpond
 
-AT_ONCE = 32
-"""Handlers of 5 ms that each of two processes runs at once: about 11,000 messages a second, a fourth of what the
+AT_ONCE = 16
+"""Handlers of 5 ms that each of two processes runs at once: about 5,500 messages a second, an eighth of what the
 database can do."""
 HANDLERS: dict[str, Callable[[dict], Awaitable[None]]] = {"no-op": no_op, "slow": five_ms}
 FILE = "handled"

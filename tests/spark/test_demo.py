@@ -1,0 +1,83 @@
+"""`millpond demo` in a small size, on the session of all tests: what it shows, and what it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+import millpond.spark.lake
+from millpond import Millpond, State
+from millpond.cli import run as command
+from millpond.cli.demo.ground import Ground, orders
+
+ORDERS = 2000
+TO_NORWAY, DISCONTINUED = ORDERS // 50, ORDERS // 400
+
+
+def test_the_whole_story(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "demo"
+    code = command(["demo", "--orders", str(ORDERS), "--folder", str(folder)])
+    said = capsys.readouterr()
+    assert code == 0, said
+    failed = TO_NORWAY + DISCONTINUED
+    assert re.search(r"kill -9 \d+: one of the two workers dies", said.out)
+    assert re.search(r"[\d.]+ s later its [\d,]+ messages are back", said.out)
+    assert f"{ORDERS - failed:,} are shipped and {failed} failed; none is lost or waits" in said.out
+    assert f"{ORDERS:,} messages, " in said.out, "in the lake"
+    assert f"{TO_NORWAY} orders are published again" in said.out
+    assert "What to try next" in said.out
+
+    lake = millpond.spark.lake.read(spark, folder / "lake")
+    assert lake.count() == ORDERS
+    assert lake.where("state = 'FAILED' AND error LIKE 'KeyError%' AND body.country = 'NO'").count() == TO_NORWAY
+    (summary,) = pyarrow.parquet.read_table(folder / "report" / "summary.parquet").to_pylist()
+    assert (summary["settled"], summary["completed"], summary["failed"]) == (ORDERS, ORDERS - failed, failed)
+    assert summary["redeliveries"] > summary["retries"], "those of the killed worker too"
+    page = folder / "report" / "report.html"
+    assert page.as_uri() in said.out and "<html" in page.read_text()
+    assert asyncio.run(counts(folder)) == {State.COMPLETED: ORDERS - DISCONTINUED, State.FAILED: failed}
+
+
+async def counts(folder: Path) -> dict[State, int]:
+    pond = Millpond(f"sqlite:///{folder / 'orders.db'}")
+    (stats,) = await (await pond.transport).count(["orders"])  # type: ignore[attr-defined]
+    await pond.close()
+    return {state: number for state, number in stats.counts.items() if number}
+
+
+def test_another_folder_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert command(["demo", "--folder", str(tmp_path)]) == 2
+    assert "not the demo's" in capsys.readouterr().err
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def test_a_folder_of_its_own_is_made_anew(tmp_path: Path) -> None:
+    ground = Ground(tmp_path / "demo")
+    ground.prepare()
+    (ground.folder / "orders.db").write_text("of the last time")
+    ground.fix()
+    ground.prepare()
+    assert not (ground.folder / "orders.db").exists()
+    assert '"NO"' in ground.fix(), "the bug was there again, to be fixed"
+
+
+def test_orders_are_the_same_in_every_demo() -> None:
+    made = list(orders(ORDERS))
+    assert made == list(orders(ORDERS))
+    assert sum(order["country"] == "NO" for order in made) == TO_NORWAY
+    assert sum(order["sku"] == "fax-machine" for order in made) == DISCONTINUED
+
+
+def test_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    folder = tmp_path / "demo"
+    assert command(["demo", "--folder", str(folder)]) == 2
+    assert "Spark needs Java 17 or later; on Debian: apt-get install" in capsys.readouterr().err
+    assert not folder.exists(), "it is said before anything is done"
