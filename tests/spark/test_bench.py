@@ -14,7 +14,7 @@ from bench.spark.ground import on
 from servers import Postgres
 
 
-@pytest.mark.parametrize(("name", "bars"), [("batch", 1), ("sink", 3), ("stream", 2)])
+@pytest.mark.parametrize(("name", "bars"), [("batch", 1), ("export", 1), ("sink", 3), ("stream", 2)])
 def test_each_measurement(spark: Any, postgres_server: Postgres, name: str, bars: int) -> None:
     with on(PostgresDatabase(postgres_server), spark) as place:
         found = asyncio.run(MEASURES[name](place, 600, 1))
