@@ -44,16 +44,14 @@ def chosen(
 def settled(archive: DataFrame, every: timedelta) -> dict[str, pa.Table]:
     """The tables of settled messages, by their names."""
     with _many_groups(archive.sparkSession):
-        groups = _groups(archive, every).persist()
-        try:
-            return {
-                **_sums(groups),
-                "failures": _failures(groups),
-                "slowest": _listed(groups, "slowest", "handling"),
-                "poisonous": _listed(groups, "poisonous", "unfinished"),
-            }
-        finally:
-            groups.unpersist()
+        # Kept as rows: to build a columnar cache, as persist() does, takes twice the time of all the rest.
+        groups = _groups(archive, every).localCheckpoint()
+        return {
+            **_sums(groups),
+            "failures": _failures(groups),
+            "slowest": _listed(groups, "slowest", "handling"),
+            "poisonous": _listed(groups, "poisonous", "unfinished"),
+        }
 
 
 def backlog(live: DataFrame, now: datetime) -> pa.Table:
