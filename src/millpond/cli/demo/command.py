@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -106,8 +108,10 @@ class _Demo:
     def _say_what_next(self) -> None:
         ground, screen = self._ground, self._screen
         screen.console.print(f"\n[bold]All of this took {screen.seconds:.0f} s.[/bold] What to try next:\n")
+        found = [] if shutil.which("millpond") else [f"export PATH={Path(sys.executable).parent}:$PATH"]
         for line in (
             f"cd {ground.folder}                # everything is in this folder",
+            *found,
             f"export MILLPOND_URL={ground.url} MILLPOND_LAKE={ground.lake.resolve()}",
             f"millpond list {QUEUE} --state failed",
             f"millpond publish {QUEUE} '{_ORDER}'",

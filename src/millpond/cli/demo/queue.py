@@ -123,6 +123,6 @@ def settled(now: Counts) -> int:
 
 def _line(now: Counts, rate: float) -> str:
     return (
-        f"{rate:,.0f}/s  {now[State.PENDING]:,} waiting, {now[State.PROCESSING]:,} in hand, "
-        f"{now[State.RETRYABLE]:,} to be retried, {now[State.FAILED]:,} failed"
+        f"{rate:,.0f}/s, {now[State.PENDING]:,} waiting, {now[State.PROCESSING]:,} in hand, "
+        f"{now[State.RETRYABLE]:,} to retry, {now[State.FAILED]:,} failed"
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from millpond.clock import monotonic
 
@@ -52,8 +52,8 @@ class Screen:
     @contextmanager
     def bar(self, total: int) -> Iterator[Update]:
         if self.console.is_terminal:
-            columns = (BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-            with Progress(TextColumn("  "), *columns, console=self.console) as progress:
+            columns = (TextColumn(" "), BarColumn(14), MofNCompleteColumn(), TextColumn("{task.description}"))
+            with Progress(*columns, console=self.console) as progress:
                 task = progress.add_task("", total=total)
                 yield lambda done, text: progress.update(task, completed=done, description=text)
             return
