@@ -17,9 +17,11 @@ import pytest
 import millpond.spark
 from millpond import Millpond, State
 from millpond.errors import InvalidOption, Unsupported
+from millpond.spark import task
 from millpond.spark.handlers import crew_for, reference
-from millpond.spark.task import BEAT, RUN, STOP, Hello
+from millpond.spark.task import BEAT, RUN, STOP, Hello, Order, keep_worker
 from millpond.spark.tasks import Tasks
+from servers import ports
 from tests.spark.shop import Shop, is_alive, until
 
 
@@ -98,9 +100,9 @@ async def test_crashes_end_neither_the_application_nor_its_neighbours(
         assert [deliveries for _, deliveries, _ in shop.notes("deadly")] == ["1", "2"]
         await until(lambda: len(shop.workers()) == 3)
         assert "ended (exit code 9" in caplog.text
-        task = int(shop.notes("started")[-1][1])
+        its_task = int(shop.notes("started")[-1][1])
         orphan = shop.workers()[-1]
-        os.kill(task, signal.SIGKILL)  # the task's own process, which Spark sees
+        os.kill(its_task, signal.SIGKILL)  # the task's own process, which Spark sees
         await until(lambda: not is_alive(orphan))
         await until(lambda: len(shop.workers()) == 4 and crew.running == 2)
         await shop.pond.publish_many("orders", [0, 1, 2])
@@ -175,6 +177,52 @@ async def test_a_task_that_comes_after_the_stop_has_nothing_to_do(driver: Any) -
     crew, connect = driver
     crew.stop()
     assert await word(await connect()) == STOP
+
+
+# --- a task, without Spark ------------------------------------------------------------------------------
+
+
+@only("sqlite")
+@pytest.mark.parametrize("how", ["closes", "is silent"])
+async def test_without_the_driver_there_is_no_work(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: str, free_port: int
+) -> None:
+    """The worker stops in good order: what it handles is finished first."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def drive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await reader.readline()
+        writer.write(RUN)
+
+    await shop.pond.publish("held", 1)
+    arguments = ("run", shop.module(shop.folder))
+    order = Order(1, "127.0.0.1", free_port, "", arguments, (str(shop.folder),), 60.0)
+    server = await asyncio.start_server(drive, "127.0.0.1", free_port)
+    work = asyncio.create_task(asyncio.to_thread(lambda: next(keep_worker(order, []))))
+    await until(lambda: shop.notes("held"))
+    monkeypatch.setattr(task, "SILENT", 0.1)  # from its next wait on, after a beat
+    writers[0].write(BEAT)
+    if how == "closes":
+        writers[0].close()
+    await until(lambda: "stopping:" in capsys.readouterr().err)
+    assert not work.done(), "the handler runs"
+    shop.give_the_word()
+    assert (await work).code == 0
+    assert await shop.counts("held") == {State.COMPLETED: 1}
+    server.close()
+    writers[0].close()
+
+
+async def test_a_task_that_cannot_reach_the_driver_says_so(free_port: int) -> None:
+    order = Order(1, "127.0.0.1", free_port, "", (), (), 1.0)
+    ended = await asyncio.to_thread(lambda: next(keep_worker(order, [])))
+    assert ended.code == 1 and f"cannot reach the driver at 127.0.0.1:{free_port}" in ended.words
+
+
+@pytest.fixture
+def free_port() -> int:
+    return ports.free_port()
 
 
 # --- what is refused ----------------------------------------------------------------------------------
