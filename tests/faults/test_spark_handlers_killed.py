@@ -37,7 +37,7 @@ async def test_on_a_cluster(everywhere: Everywhere) -> None:
                 executor = here.chance.choice(await until(lambda: executors(cluster), "an executor", PATIENCE))
                 kill(*(family(executor) if here.chance.random() < 0.5 else [executor]))
                 await at_work(here, driver)
-                kill(here.chance.choice(workers(here)))
+                kill(here.chance.choice(await until(lambda: workers(here), "a worker", PATIENCE)))
                 await at_work(here, driver)
                 driver.kill()
                 driver = start(here, cluster.url, cluster.settings)
