@@ -153,10 +153,10 @@ function timeTicks(from, until, every, width) {
 function stackedBars(rows, kinds, every) {
   return ({ x, y, base, band }) => rows.flatMap((row) => {
     let below = 0;
-    const gap = band > 6 ? 2 : band > 3 ? 0.5 : 0;
+    const width = Math.min(Math.max(band - (band > 6 ? 2 : band > 3 ? 0.5 : 0), 0.5), 72);
     return kinds.filter((kind) => kind.of(row) > 0).map((kind) => {
       const bottom = y(below), top = y(below += kind.of(row));
-      return draw("rect", { class: `mark ${kind.kind}`, x: x(row.ms) + gap / 2, width: Math.max(band - gap, 0.5), y: top,
+      return draw("rect", { class: `mark ${kind.kind}`, x: x(row.ms) + (band - width) / 2, width, y: top,
         height: Math.max(bottom - top, 1), rx: band > 10 ? 2 : 0 });
     });
   });

@@ -155,8 +155,8 @@ function tiles(row, live) {
     tile(count(row.settled), row.per_second === null ? "settled" : `settled (${precise(row.per_second)} per second)`),
     tile(count(row.failed), share, row.failed > 0), tile(count(row.retries), `retries of ${count(row.retried)} messages`),
     tile(count(row.redeliveries), "redeliveries"),
-    tile(duration(row.waiting_p50_s), `waiting, p99 ${duration(row.waiting_p99_s)}`),
-    tile(duration(row.handling_p50_s), `handling, p99 ${duration(row.handling_p99_s)}`),
+    tile(duration(row.waiting_p50_s), `median waiting, p99 ${duration(row.waiting_p99_s)}`),
+    tile(duration(row.handling_p50_s), `median handling, p99 ${duration(row.handling_p99_s)}`),
   ] : [tile("0", "settled")], live ? tile(count(waiting), "waiting now") : null);
 }
 
