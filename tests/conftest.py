@@ -4,9 +4,10 @@ Servers start when the first test needs them, once per run; in a parallel run (`
 run tests has its own.
 """
 
+import logging
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -21,8 +22,9 @@ FAULTS, FAULTS_SEED = "faults", "MILLPOND_FAULTS_SEED"
 # Here, so that all processes of a parallel run have the same.
 os.environ[FAULTS_SEED] = os.environ.get(FAULTS_SEED) or str(random.SystemRandom().randrange(1 << 32))
 SPARK = "spark"
-"""The folder whose tests share one Spark session."""
+"""What needs Java: one test after the other, since one of them keeps both processors busy."""
 SLOWEST_FIRST = {SPARK: 0, "faults": 1}
+SPARKS_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # What takes longest begins first, so that a parallel run does not wait for it at the end.
-    items.sort(key=lambda item: SLOWEST_FIRST.get(_folder(item.nodeid), len(SLOWEST_FIRST)))
+    items.sort(key=lambda item: SLOWEST_FIRST.get(_kind(item.nodeid), len(SLOWEST_FIRST)))
     if config.getoption("--long"):
         return
     long = [item for item in items if item.get_closest_marker("long")]
@@ -46,14 +48,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return SPARK if _folder(nodeid) == SPARK else nodeid.partition("::")[0]
+            return SPARK if _kind(nodeid) == SPARK else nodeid.partition("::")[0]
 
     return ByFile(config, log)
 
 
-def _folder(nodeid: str) -> str:
-    """`faults` of `tests/faults/test_poison.py::test_it`."""
-    return nodeid.split("/")[1]
+def _kind(nodeid: str) -> str:
+    """The folder, or that it is about Spark: `faults` of `tests/faults/test_poison.py::test_it`."""
+    file = nodeid.partition("::")[0]
+    return SPARK if SPARK in file else file.split("/")[1]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    """Keep Spark's log format off other tests. Once Spark has told an error in SQL it has a logger that passes nothing
+    on; pytest adds its own handler to each such logger, and Spark's gives that handler its format, for good."""
+    try:
+        return (yield)
+    finally:
+        for name in SPARKS_LOGGERS:
+            logger = logging.root.manager.loggerDict.get(name)
+            if isinstance(logger, logging.Logger):
+                logger.propagate = True
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -178,6 +178,7 @@ spark.stop()
 """
 
 
+@pytest.mark.long
 def test_on_a_cluster(spark_cluster: SparkCluster, postgres_url: str, tmp_path: Path) -> None:
     fill(postgres_url)
     first, again, found = on_cluster(

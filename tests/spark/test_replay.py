@@ -187,6 +187,7 @@ def test_the_command(spark: Any, sqlite: str, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err.startswith("millpond: Spark: [CAST_INVALID_INPUT]")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_a_driver_killed_between_two_databases(
     spark: Any, spark_cluster: SparkCluster, postgres_url: str, mariadb_url: str
