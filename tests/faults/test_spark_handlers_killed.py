@@ -43,6 +43,7 @@ async def test_on_a_cluster(everywhere: Everywhere) -> None:
                 driver = start(here, cluster.url, cluster.settings)
             await producing
             await here.drained(within=PATIENCE)
+            await listening(driver)
             await stop(driver, within=PATIENCE)
         finally:
             await asyncio.to_thread(cluster.close)
@@ -63,6 +64,7 @@ async def test_on_one_machine(everywhere: Everywhere) -> None:
             driver = start(here, "local[2]", {})
         await producing
         await here.drained(within=PATIENCE)
+        await listening(driver)
         await stop(driver, within=PATIENCE)
         await here.judge("spark handlers killed on one machine", kills)
 
@@ -88,6 +90,11 @@ async def at_work(here: Ground, driver: Process) -> None:
 
     await until(is_working, "a worker", PATIENCE, every=0.05)
     await some_time(here.chance, 0.5, 3.0)
+
+
+async def listening(driver: Process) -> None:
+    """Until it understands signals: workers of the one before may have done all, while its session starts."""
+    await until(lambda: "tasks of" in driver.log, "the driver", PATIENCE, every=0.05)
 
 
 def workers(here: Ground, *, all: bool = False) -> list[int]:
