@@ -55,7 +55,7 @@ def main() -> int:
     print_table(console, found)
     write_json(options.json, found)
     if options.markdown:
-        write_markdown(options.markdown, found, [])
+        write_markdown(options.markdown, found, [], table="bench-spark")
     missed = [m.name for m in found if m.met is False]
     if missed:
         console.print(f"below the bar: {', '.join(missed)}")
