@@ -15,7 +15,8 @@ from millpond import Millpond, State
 from millpond.cli import run as command
 from millpond.cli.demo.ground import Ground, orders
 
-ORDERS = 2000
+ORDERS = 10_000
+"""So many that both workers are still at it when one of them is killed."""
 TO_NORWAY, DISCONTINUED = ORDERS // 50, ORDERS // 400
 
 

@@ -26,6 +26,8 @@ _EXPRESS = 25
 _KILL_AT = 0.35
 """The part of all orders after which a worker dies."""
 _LOOK_EVERY = 0.2
+_PATIENCE = 10.0
+"""Seconds after which nobody waits any longer to hear of a dead worker's messages: it had none."""
 LIVE = (State.PENDING, State.PROCESSING, State.RETRYABLE)
 
 Counts = dict[State, int]
@@ -59,11 +61,11 @@ async def work(control: Control, ground: Ground, screen: Screen, count: int) -> 
             say=lambda line: print(line, file=log, flush=True),
             environment=ground.environment,
         )
-        return await worked(control, crew, screen, count, meanwhile=_Murder(crew, screen, _KILL_AT * count))
+        return await worked(control, crew, screen, count, meanwhile=_Murder(crew, screen, count))
 
 
 async def worked(
-    control: Control, crew: Crew, screen: Screen, count: int, meanwhile: Callable[[int], None] = lambda done: None
+    control: Control, crew: Crew, screen: Screen, count: int, meanwhile: Callable[[int], bool] = lambda done: True
 ) -> Counts:
     """Let a crew work until nothing is left; what became of all messages."""
     running, watching = asyncio.create_task(crew.run()), asyncio.create_task(_watch(control, screen, count, meanwhile))
@@ -78,31 +80,31 @@ async def worked(
         await running
 
 
-async def _watch(control: Control, screen: Screen, count: int, meanwhile: Callable[[int], None]) -> Counts:
+async def _watch(control: Control, screen: Screen, count: int, meanwhile: Callable[[int], bool]) -> Counts:
     rate, before = Rate(), settled(await counts(control))
     with screen.bar(count) as update:
         while True:
             now = await counts(control)
             done = settled(now) - before
             update(done, _line(now, rate(done)))
-            if not any(now[state] for state in LIVE):
+            if meanwhile(done) and not any(now[state] for state in LIVE):
                 return now
-            meanwhile(done)
             await asyncio.sleep(_LOOK_EVERY)
 
 
 class _Murder:
     """Kills one of the workers when so much is done, and tells how its messages come back."""
 
-    def __init__(self, crew: Supervisor, screen: Screen, after: float) -> None:
+    def __init__(self, crew: Supervisor, screen: Screen, count: int) -> None:
         self._crew = crew
         self._screen = screen
-        self._after = after
+        self._count = count
         self._at: float | None = None
         self._back = 0
 
-    def __call__(self, done: int) -> None:
-        if self._at is None and done >= self._after and self._crew.pids:
+    def __call__(self, done: int) -> bool:
+        """Whether there is nothing more to tell. What workers tell of themselves comes a little late."""
+        if self._at is None and _KILL_AT * self._count <= done < self._count and self._crew.pids:
             victim, self._at = self._crew.pids[-1], monotonic()
             os.kill(victim, signal.SIGKILL)
             self._screen.notice(f"kill -9 {victim}: one of the two workers dies with its messages in hand.")
@@ -110,6 +112,7 @@ class _Murder:
         if self._at is not None and back > self._back:
             self._back = back
             self._screen.notice(f"{monotonic() - self._at:.1f} s later its {back} messages are back, for the living.")
+        return self._at is None or self._back > 0 or monotonic() - self._at > _PATIENCE
 
 
 async def counts(control: Control) -> Counts:
