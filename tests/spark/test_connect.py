@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from servers import SparkConnect
 from tests.spark.ponds import fill, rows
 from tests.spark.test_cluster import on_cluster
@@ -43,6 +45,7 @@ spark.stop()
 """
 
 
+@pytest.mark.long
 def test_batches_streams_and_outcomes_over_connect(sqlite_url: str, tmp_path: Path) -> None:
     fill(sqlite_url)
     before = rows(sqlite_url, "archive")
