@@ -7,6 +7,7 @@ from typing import Any
 
 import millpond
 from millpond import Ack, Message
+from millpond.clock import as_datetime
 from millpond.spark.lake.export import shards_of
 from millpond.transports.database.fetch import closed
 
@@ -22,6 +23,22 @@ async def settle(url: str, count: int) -> int:
     until = (await store.close_archive(None)).until_us
     await store.close()
     return int(until)
+
+
+def test_what_was_settled_before_is_closed(url: str, soon: None) -> None:
+    """also within one tick of the database's clock"""
+
+    async def scenario() -> None:
+        store: Any = await millpond.connect(url)
+        await store.publish([Message(queue="q", payload=b"x") for _ in range(20)])
+        for claim in await store.claim(["q"], limit=20):
+            await store.settle([Ack(claim.receipt)])
+            closed_at = as_datetime((await store.close_archive(None)).until_us)
+            (row,) = await store.find([claim.receipt.id])
+            assert row.archived_at < closed_at
+        await store.close()
+
+    asyncio.run(scenario())
 
 
 def test_plans(url: str, soon: None) -> None:

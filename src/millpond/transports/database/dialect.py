@@ -82,6 +82,8 @@ class Dialect(ABC):
     """Below every message, also those due before 1970."""
     day_partitions: ClassVar[bool] = False
     """The archive has a partition for each day, which purge can drop whole."""
+    tick: ClassVar[float] = 0.0
+    """Seconds in which the database's clock may stand still, if that is longer than a call takes."""
     grace: ClassVar[float] = 1.0
     """Seconds in which a statement that the server has received, and with it the time of, shows itself to `late`."""
     archive_by_time: ClassVar[bool] = False

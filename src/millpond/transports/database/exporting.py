@@ -27,8 +27,12 @@ class ExportVerbs(Running):
         )
 
     async def close_archive(self, since: int | None) -> Closed:
-        """A moment, mostly now, before which nothing will be archived any more. `since` was closed before."""
+        """A moment, mostly now, before which nothing will be archived any more. `since` was closed before.
+
+        What was settled before the call lies before the moment, unless a transaction that is still open holds it back.
+        """
         self._check_open()
+        await asyncio.sleep(self.dialect.tick)
         at = await self._run(lambda again: exports.moment(self.dialect, self._now()), Mode.WRITE)
         if since is not None and at < since:
             raise StoreError(

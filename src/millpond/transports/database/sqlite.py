@@ -36,8 +36,8 @@ class SqliteDialect(Dialect):
     name = "sqlite"
     style = Style.QMARK
     sole_writer = True
+    tick = 0.002  # whole milliseconds are all that its clock has
     words = {
-        # Whole milliseconds are all that SQLite's clock has.
         "now": "coalesce(:now, CAST(round((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)",
         "key": "key",
         "id_out": "lower(substr(hex(id), 1, 8) || '-' || substr(hex(id), 9, 4) || '-' || substr(hex(id), 13, 4) "
