@@ -19,7 +19,7 @@ demo: $(if $(wildcard $(VENV)/installed),$(VENV)/installed,$(VENV)/installed-for
 	@$(BIN)/python -m millpond demo
 
 test: $(VENV)/installed servers ## run the tests against real servers (TESTS="tests/unit -k proxy" for some)
-	@$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder $(TESTS)
+	@$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder --tb short $(TESTS)
 
 lint: $(VENV)/installed ## check style, types and import rules
 	@$(BIN)/ruff check .

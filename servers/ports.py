@@ -1,5 +1,6 @@
 """Free loopback ports that stay ours while their server is down."""
 
+import atexit
 import random
 import socket
 from pathlib import Path
@@ -7,6 +8,12 @@ from pathlib import Path
 LOOPBACK = "127.0.0.1"
 
 _claims: list[socket.socket] = []
+
+
+@atexit.register
+def _let_go() -> None:
+    for claim in _claims:
+        claim.close()
 
 
 def free_port() -> int:

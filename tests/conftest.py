@@ -94,17 +94,26 @@ def mariadb_server() -> Iterator[MariaDB]:
 
 
 @pytest.fixture(scope="session")
-def own_postgres() -> Iterator[Postgres]:
-    """To be killed."""
+def mortal_postgres() -> Iterator[Postgres]:
     with Postgres() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def own_mariadb() -> Iterator[MariaDB]:
-    """To be killed."""
+def mortal_mariadb() -> Iterator[MariaDB]:
     with MariaDB() as server:
         yield server
+
+
+@pytest.fixture
+def own_postgres(mortal_postgres: Postgres) -> Postgres:
+    """To be killed. A test that failed may have left it so."""
+    return mortal_postgres.start()
+
+
+@pytest.fixture
+def own_mariadb(mortal_mariadb: MariaDB) -> MariaDB:
+    return mortal_mariadb.start()
 
 
 @pytest.fixture(scope="session")

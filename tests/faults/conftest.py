@@ -67,7 +67,7 @@ def everywhere(request: pytest.FixtureRequest, where: tuple[str, ...], tmp_path:
         )
         database = f"fault_{uuid4().hex[:12]}"
         urls[name] = server.create_database(database)
-        request.addfinalizer(lambda server=server, database=database: server.drop_database(database))
+        request.addfinalizer(lambda server=server, database=database: server.start().drop_database(database))
 
     async def on(name: str, scenario: Scenario) -> None:
         try:
