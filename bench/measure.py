@@ -51,6 +51,13 @@ class Measurement:
         return None
 
 
+def single(
+    name: str, what: str, against: str, value: float, unit: str, *, at_most: float | None = None, **facts: Any
+) -> Measurement:
+    """A figure that is taken once."""
+    return Measurement(name, what, against, value, unit, low=value, high=value, at_most=at_most, facts=facts)
+
+
 def ratio(
     name: str,
     what: str,

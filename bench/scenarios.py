@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from bench.databases import Database
-from bench.measure import Measurement, Work, ratio, take_turns
+from bench.measure import Measurement, Work, ratio, single, take_turns
 from bench.scenario import Scenario, fresh
 from bench.side import Side
 from bench.sizes import Sizes
@@ -214,16 +214,14 @@ async def memory(scenario: Scenario, database: Database, sizes: Sizes) -> list[M
             raise RuntimeError(f"the process ended with {process.returncode}")
         growth = float(output)
     return [
-        Measurement(
-            name=scenario.name,
-            what=f"memory after claiming and settling {sizes.memory:,}",
-            against="before",
-            value=growth,
-            unit="MiB",
-            low=growth,
-            high=growth,
+        single(
+            scenario.name,
+            f"memory after claiming and settling {sizes.memory:,}",
+            "before",
+            growth,
+            "MiB",
             at_most=scenario.bar,
-            facts={"messages": sizes.memory},
+            messages=sizes.memory,
         )
     ]
 

@@ -66,7 +66,7 @@ class Server:
     def log(self) -> Path:
         return self.folder / "log"
 
-    def start(self, timeout: float = 50) -> Self:
+    def start(self, timeout: float = 100) -> Self:
         if self.is_running():
             return self
         if not self._prepared:

@@ -5,11 +5,13 @@ A folder of tests has them by importing them into its conftest.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 
-from millpond import ManualClock
+from millpond import ManualClock, Store
 from millpond.transports.database.store import DatabaseStore
 from tests.conformance.backends import BACKENDS, DATABASES, Backend
 
@@ -29,11 +31,18 @@ def clock() -> ManualClock:
 @pytest.fixture
 async def connect(backend: Backend, clock: ManualClock) -> AsyncIterator[Connect]:
     backend.empty()
-    opened = []
+    async with handles(backend, clock) as connect:
+        yield connect
 
-    async def connect(**options: object) -> DatabaseStore:
+
+@contextlib.asynccontextmanager
+async def handles(backend: Backend, clock: ManualClock) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+    """Handles that share their messages; all are closed in the end."""
+    opened: list[Store] = []
+
+    async def connect(**options: object) -> Store:
         opened.append(await backend.connect(**{"clock": clock, **options}))
-        return opened[-1]  # type: ignore[return-value]
+        return opened[-1]
 
     yield connect
     for store in opened:

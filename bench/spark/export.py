@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.measure import Measurement, Work, ratio, take_turns
+from bench.measure import Measurement, Work, ratio, single, take_turns
 from bench.spark.batch import PARTS, fill, jdbc
 from bench.spark.ground import Ground
 from millpond.spark import lake
@@ -52,16 +52,8 @@ async def export(ground: Ground, rows: int, rounds: int) -> list[Measurement]:
 
 
 def _growth(mib: float, rows: int) -> Measurement:
-    return Measurement(
-        name="spark-export-memory",
-        what=f"growth of the driver's memory, Python and Java, from {rows:,} to {rows * TIMES:,} messages",
-        against="the smaller export",
-        value=mib,
-        unit="MiB",
-        low=mib,
-        high=mib,
-        at_most=MOST_GROWTH,
-    )
+    what = f"growth of the driver's memory, Python and Java, from {rows:,} to {rows * TIMES:,} messages"
+    return single("spark-export-memory", what, "the smaller export", mib, "MiB", at_most=MOST_GROWTH)
 
 
 def _work(write: Callable[[Path], None]) -> Work:

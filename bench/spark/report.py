@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.measure import Measurement, Work, ratio, take_turns
+from bench.measure import Measurement, Work, ratio, single, take_turns
 from bench.spark.ground import PAYLOAD, Ground
 from bench.spark.passes import records_read
 from millpond.spark.report import ARCHIVE_COLUMNS, report
@@ -47,14 +47,12 @@ async def measure_report(ground: Ground, rows: int, rounds: int) -> list[Measure
         )
     passes = read[0] / rows
     return [
-        Measurement(
-            name="spark-report-passes",
-            what=f"records read for a report of {rows:,} messages",
-            against="its messages",
-            value=passes,
-            unit="ratio",
-            low=passes,
-            high=passes,
+        single(
+            "spark-report-passes",
+            f"records read for a report of {rows:,} messages",
+            "its messages",
+            passes,
+            "ratio",
             # What else it reads are its own groups.
             at_most=1.01,
         ),

@@ -8,8 +8,11 @@ import pytest
 
 from millpond import Capability, ManualClock, Store
 from tests.conformance.backends import BACKENDS, Backend
+from tests.stores import clock, handles
 
 Connect = Callable[..., Awaitable[Store]]
+
+__all__ = ["clock"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -22,11 +25,6 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def connect(backend: Backend, clock: ManualClock, request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
     """Handles that share their messages; all are closed after the test."""
     backend.empty()
@@ -34,15 +32,8 @@ async def connect(backend: Backend, clock: ManualClock, request: pytest.FixtureR
         (capability,) = mark.args
         if capability not in await capabilities(backend, clock):
             pytest.skip(f"lacks {capability}")
-    opened = []
-
-    async def connect(**options: object) -> Store:
-        opened.append(await backend.connect(**{"clock": clock, **options}))
-        return opened[-1]
-
-    yield connect
-    for transport in opened:
-        await transport.close()
+    async with handles(backend, clock) as connect:
+        yield connect
 
 
 @pytest.fixture
