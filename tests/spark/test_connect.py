@@ -40,7 +40,13 @@ def reject(frame, number):
     millpond.spark.settle(frame.selectExpr("id", "'reject' as outcome", "'no' as reason"), stream="judge", url=url)
 
 run(stream("judge", "out", ackMode="manual").writeStream.foreachBatch(reject), "judge")
-print(json.dumps([type(spark).__module__, ids]))
+
+try:
+    millpond.spark.run(millpond.Millpond(url), spark)
+    refused = ""
+except millpond.Unsupported as e:
+    refused = str(e)
+print(json.dumps([type(spark).__module__, ids, refused]))
 spark.stop()
 """
 
@@ -50,8 +56,9 @@ def test_batches_streams_and_outcomes_over_connect(sqlite_url: str, tmp_path: Pa
     fill(sqlite_url)
     before = rows(sqlite_url, "archive")
     with SparkConnect() as server:
-        module, found = on_cluster(JOB, server.url, sqlite_url, str(tmp_path / "checkpoints"))
+        module, found, refused = on_cluster(JOB, server.url, sqlite_url, str(tmp_path / "checkpoints"))
     assert "connect" in module
+    assert "a client of Spark Connect" in refused
     assert found == sorted(str(id_) for id_, row in before.items() if row.state == "COMPLETED")
     archived = rows(sqlite_url, "archive").values()
     numbers = sorted(str(n).encode() for n in range(30))
