@@ -86,7 +86,10 @@ def opened(message_id: str | None, table: Mapping[str, Any] | None, payload: byt
     native = {} if alone else {k: v for k, v in table.items() if k != HEADER and not k.startswith(_BROKERS)}
     if text is None:
         return Envelope(_id(message_id), payload, native, Past(queue=queue, created_us=now, due_us=now))
-    return Envelope(_id(message_id), payload, native, _PAST.decode(text))
+    past = _PAST.decode(text)
+    if past.queue != queue:  # somebody has moved it, by a shovel or by hand
+        past = msgspec.structs.replace(past, queue=queue)
+    return Envelope(_id(message_id), payload, native, past)
 
 
 def deliveries(past: Past, table: Mapping[str, Any] | None, redelivered: bool) -> int:

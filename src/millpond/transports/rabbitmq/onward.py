@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from millpond.message import SETTLED, State, id_from, new_id
-from millpond.outcome import Change
+from millpond.outcome import SUSPECT, Change
 from millpond.transports.rabbitmq.envelope import Envelope, Past
 from millpond.transports.rabbitmq.held import Hold
 from millpond.transports.rabbitmq.names import dead_name, suspects_name
@@ -52,20 +52,29 @@ def counted(arrival: Arrival) -> Parcel:
 
 
 def unworked(arrival: Arrival) -> Parcel:
-    """As if it had never been delivered."""
-    return Parcel(arrival.envelope.with_past(deliveries=arrival.deliveries - 1))
+    """As if it had never been delivered; whatever is known of earlier deliveries is written down."""
+    return Parcel(_before(arrival))
 
 
 def suspected(arrival: Arrival) -> Parcel:
-    """Out of our hands until it is claimed alone: a crash now would count against it."""
-    return Parcel(
-        arrival.envelope.with_past(deliveries=arrival.deliveries - 1), aside=suspects_name(arrival.envelope.past.queue)
-    )
+    """Out of our hands until it is claimed alone: a crash now would count against it.
+
+    It was not run as a suspect yet, so that what the broker counted further were crashes beside others, while it
+    was on its way here: they do not count.
+    """
+    past = arrival.envelope.past
+    envelope = arrival.envelope.with_past(deliveries=max(past.deliveries, past.attempts + SUSPECT))
+    return Parcel(envelope, aside=suspects_name(past.queue))
 
 
 def waiting(arrival: Arrival) -> Parcel:
     """On to the next wait queue: what is left of a delay longer than the longest of them."""
-    return Parcel(arrival.envelope.with_past(deliveries=arrival.deliveries - 1), arrival.envelope.past.wait_us)
+    return Parcel(_before(arrival), arrival.envelope.past.wait_us)
+
+
+def _before(arrival: Arrival) -> Envelope:
+    """The message with its deliveries up to this one."""
+    return arrival.envelope.with_past(deliveries=arrival.deliveries - 1)
 
 
 def undecodable(queue: str, message_id: str | None, body: bytes, now: int) -> Parcel:

@@ -180,7 +180,8 @@ class Source:
         except (msgspec.MsgspecError, ValueError, TypeError):
             self._odd(None, channel, message)
             return
-        if arrival.envelope.past.wait_us or arrival.unfinished >= SUSPECT:
+        uncounted = self._queue_type == "classic" and message.delivery.redelivered
+        if arrival.envelope.past.wait_us or arrival.unfinished >= SUSPECT or uncounted:
             self._odd(arrival, channel, message)
         else:
             self.ready.append(arrival)

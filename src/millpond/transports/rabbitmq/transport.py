@@ -267,12 +267,17 @@ class RabbitTransport(Lacking):
         names = queue_names(queues)
         seconds = micros(timeout, "timeout") / SECOND
         sources = [self._source(name) for name in names]
+        unsuspecting = [source for source in sources if not source.suspects_known]
         self._arrived.clear()
         try:
             async with asyncio.timeout(seconds):
                 for source in sources:
                     await source.subscribe()
-                while not self._closed and not any(source.ready for source in sources):
+                while not (
+                    self._closed
+                    or any(source.ready for source in sources)
+                    or any(source.suspects_known for source in unsuspecting)
+                ):
                     await self._arrived.wait()
                     self._arrived.clear()
         except TimeoutError:
@@ -307,15 +312,16 @@ class RabbitTransport(Lacking):
     # --- by itself ----------------------------------------------------------------------------------
 
     def _odd(self, queue: str, arrival: Arrival | None, channel: Channel, message: Any) -> None:
-        """Not for claims as it is: it waits on, may be poison, or nobody can read it."""
+        """Not for claims as it is: it waits on, may be poison, was not counted, or nobody can read it."""
         if arrival is None:
             log.error("a message in queue %r cannot be read; it goes to the dead letters", queue)
             parcel = undecodable(queue, message.header.properties.message_id, message.body, self.now())
         elif arrival.envelope.past.wait_us:
             parcel = waiting(arrival)
-        else:
-            self._sources[queue].suspects_known = True
+        elif arrival.unfinished >= SUSPECT:
             parcel = suspected(arrival)
+        else:
+            parcel = unworked(arrival)  # a classic queue tells of one delivery before, and never of two
         self._errands.add(Errand(channel, message.delivery.delivery_tag, parcel))
 
     async def _send_odd(self, parcels: Sequence[Parcel]) -> None:
@@ -323,6 +329,9 @@ class RabbitTransport(Lacking):
         if self.archive is not None and failed:
             await self.archive.record(failed)
         await self._send(parcels)
+        for queue in {p.envelope.past.queue for p in parcels if p.aside and p.envelope.past.failed_us is None}:
+            self._sources[queue].suspects_known = True
+            self._arrived.set()
 
     def _channel_lost(self, channel: Channel) -> None:
         self._held.lost(channel)
