@@ -4,6 +4,8 @@ import asyncio
 from typing import Any, Self
 from uuid import uuid4
 
+import pytest
+
 import millpond
 from servers import MariaDB, Postgres
 
@@ -13,6 +15,17 @@ WHERE table_schema = %s AND table_type = 'BASE TABLE' AND table_name NOT LIKE '%
 AND table_name NOT LIKE '%%archive!_%%' ESCAPE '!'
 """
 """Partitions are emptied with their table."""
+
+KINDS = ["sqlite", "postgres", "mariadb"]
+
+
+def empty_database(request: pytest.FixtureRequest, kind: str) -> str:
+    """The URL of a database without a message: the shared one, or with SQLite a file that is not there yet."""
+    if kind == "sqlite":
+        return str(request.getfixturevalue("sqlite_url"))
+    shared: SharedDatabase = request.getfixturevalue(f"shared_{kind}")
+    shared.empty()
+    return shared.url
 
 
 class SharedDatabase:

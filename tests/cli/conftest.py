@@ -12,7 +12,7 @@ import pytest
 from millpond import Claim, Message, connect
 from millpond.cli import run
 from millpond.transport import Store
-from tests.shared import SharedDatabase
+from tests.shared import KINDS, empty_database
 
 
 class Said(NamedTuple):
@@ -59,22 +59,18 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return Cli(capsys, monkeypatch)
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+@pytest.fixture(params=KINDS)
 def empty_url(request: pytest.FixtureRequest) -> str:
     url: str = request.getfixturevalue(f"{request.param}_url")
     return url
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+@pytest.fixture(params=KINDS)
 def url(request: pytest.FixtureRequest, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> str:
     """A migrated database, which MILLPOND_URL names."""
+    url = empty_database(request, request.param)
     if request.param == "sqlite":
-        url = str(request.getfixturevalue("sqlite_url"))
         cli.ok("migrate", url)
-    else:
-        shared: SharedDatabase = request.getfixturevalue(f"shared_{request.param}")
-        shared.empty()
-        url = shared.url
     monkeypatch.setenv("MILLPOND_URL", url)
     return url
 

@@ -8,21 +8,18 @@ import millpond
 from millpond.transports.database.mysql import MysqlDialect
 from millpond.transports.database.postgres import PostgresDialect
 from tests.cli.conftest import cli
-from tests.shared import SharedDatabase
+from tests.shared import KINDS, empty_database
 
 __all__ = ["cli"]
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+@pytest.fixture(params=KINDS)
 def url(request: pytest.FixtureRequest) -> str:
     """A migrated database of each kind, empty."""
+    url = empty_database(request, request.param)
     if request.param == "sqlite":
-        sqlite: str = request.getfixturevalue("sqlite_url")
-        asyncio.run(_migrate(sqlite))
-        return sqlite
-    shared: SharedDatabase = request.getfixturevalue(f"shared_{request.param}")
-    shared.empty()
-    return shared.url
+        asyncio.run(_migrate(url))
+    return url
 
 
 async def _migrate(url: str) -> None:

@@ -8,9 +8,7 @@ import pytest
 
 import millpond
 from millpond import ManualClock, Store
-from tests.shared import SharedDatabase
-
-DATABASES = ["sqlite", "postgres", "mariadb"]
+from tests.shared import KINDS, empty_database
 
 
 @pytest.fixture
@@ -18,13 +16,9 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=DATABASES)
+@pytest.fixture(params=KINDS)
 def url(request: pytest.FixtureRequest) -> str:
-    if request.param == "sqlite":
-        return str(request.getfixturevalue("sqlite_url"))
-    shared: SharedDatabase = request.getfixturevalue(f"shared_{request.param}")
-    shared.empty()
-    return shared.url
+    return empty_database(request, request.param)
 
 
 @pytest.fixture

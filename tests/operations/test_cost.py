@@ -16,7 +16,7 @@ from millpond.transports.database import archive, browse, reschedule
 from millpond.transports.database.engine import Mode
 from millpond.transports.database.statement import Query, Statement, Steps
 from millpond.transports.database.store import DatabaseStore
-from tests.operations.conftest import DATABASES
+from tests.shared import KINDS
 
 ROWS = 50_000
 START = 1_767_225_600_000_000
@@ -64,7 +64,7 @@ def fill(name: str, text: str) -> Statement:
     return Statement(text.format(id=id_, queue=queue, payload=payload, start=START, series=series.format(rows=ROWS)))
 
 
-@pytest.fixture(params=DATABASES)
+@pytest.fixture(params=KINDS)
 def url(request: pytest.FixtureRequest) -> str:
     """New, so that the tables are as they were made."""
     return str(request.getfixturevalue(f"{request.param}_url"))

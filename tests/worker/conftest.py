@@ -3,34 +3,24 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
 from millpond import Millpond, Row, State
-from tests.shared import SharedDatabase
+from tests.shared import empty_database
 
 DATABASES = ["sqlite", "postgresql", "mariadb"]
 BACKENDS = ["memory", *DATABASES]
 
 
-def empty_database(request: pytest.FixtureRequest, kind: str) -> str:
-    if kind == "memory":
-        return f"memory://{uuid4().hex}"
-    if kind == "sqlite":
-        folder: Path = request.getfixturevalue("tmp_path")
-        return f"sqlite:///{folder / 'pond.db'}"
-    shared: SharedDatabase = request.getfixturevalue(f"shared_{kind.removesuffix('ql')}")
-    shared.empty()
-    return shared.url
-
-
 @pytest.fixture(params=BACKENDS)
 def url(request: pytest.FixtureRequest) -> str:
     """Every backend in turn, without a message; `@pytest.mark.parametrize("url", […], indirect=True)` takes some."""
-    return empty_database(request, request.param)
+    if request.param == "memory":
+        return f"memory://{uuid4().hex}"
+    return empty_database(request, request.param.removesuffix("ql"))
 
 
 @pytest.fixture
