@@ -11,9 +11,9 @@ import logging
 from collections.abc import Sequence
 
 from millpond.clock import SECOND, Seconds, as_datetime, micros
-from millpond.errors import Closed, InvalidOption, StoreUnavailable
-from millpond.message import Claim, Message
-from millpond.outcome import Ack
+from millpond.errors import InvalidMessage, InvalidOption, MillpondError
+from millpond.message import Claim, Message, check_name
+from millpond.outcome import Ack, Outcome, Reject, describe
 from millpond.transport import DEFAULT_LEASE, Transport
 
 log = logging.getLogger("millpond.bridge")
@@ -37,6 +37,8 @@ class Bridge:
     ) -> None:
         if not queues:
             raise InvalidOption("which queues? A bridge needs the name of one at least")
+        if into is not None:
+            check_name(into, "into")
         self._source = source
         self._target = target
         self._queues = list(queues)
@@ -66,9 +68,9 @@ class Bridge:
                 await self.drain()
                 await self._unless_stopped(self._source.wait(self._queues, self._poll))
                 pause = _PAUSE
-            except Closed:
-                raise
-            except StoreUnavailable as e:
+            except MillpondError as e:
+                if not e.retryable:
+                    raise
                 log.warning("the bridge waits: %s", e)
                 await self._unless_stopped(asyncio.sleep(pause))
                 pause = min(pause * 2, _LONGEST_PAUSE)
@@ -77,12 +79,25 @@ class Bridge:
         # Whoever handles the messages decides about crashes and expiry; here they only pass.
         claims = await self._source.claim(self._queues, self._batch, self._lease, max_crashes=None, max_deliveries=None)
         if claims:
-            await self._target.publish([self._passed_on(claim) for claim in claims])
-            refused = await self._source.settle([Ack(claim.receipt) for claim in claims])
+            outcomes = await self._publish(claims)
+            refused = await self._source.settle(outcomes)
             if refused:
                 log.warning("%d messages were moved by another bridge too; their ids are the same", len(refused))
-            self.moved += len(claims)
+            self.moved += sum(type(outcome) is Ack for outcome in outcomes)
         return len(claims)
+
+    async def _publish(self, claims: Sequence[Claim]) -> list[Outcome]:
+        """What becomes of them here. One that the target would never take is FAILED, and holds up nobody else."""
+        try:
+            await self._target.publish([self._passed_on(claim) for claim in claims])
+        except InvalidMessage as e:
+            if len(claims) > 1:
+                half = len(claims) // 2
+                return [*await self._publish(claims[:half]), *await self._publish(claims[half:])]
+            receipt = claims[0].receipt
+            log.error("message %s cannot go over the bridge and is FAILED: %s", receipt.id, e)
+            return [Reject(receipt, reason="refused by the bridge's target", error=describe(e), attempted=False)]
+        return [Ack(claim.receipt) for claim in claims]
 
     def _passed_on(self, claim: Claim) -> Message:
         message = claim.message

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from pamqp.commands import Basic
 
 import millpond
 from millpond import Ack, Message, State
 from millpond.bridge import Bridge
-from tests.rabbitmq.conftest import arrival
+from millpond.control import Control
+from tests.rabbitmq.conftest import SOON, arrival, dead_letters
 
 
 @pytest.fixture
@@ -59,6 +62,31 @@ async def test_back_into_a_database_twice_is_harmless(store: Any, transport: Any
     assert sorted(c.receipt.id for c in claims) == sorted(p.id for p in sent)
 
 
+async def test_what_the_target_would_never_take_holds_up_nobody(transport: Any, sqlite_url: str) -> None:
+    """It is among the dead letters, with the reason"""
+    bodies = [b"%d" % n for n in range(7)]
+    await transport.publish([Message(queue="q", payload=body) for body in (*bodies[:4], b"too long", *bodies[4:])])
+    store: Any = await millpond.connect(sqlite_url, body_limit=5)
+    assert await Bridge(transport, store, ["q"]).drain() == 7
+    assert sorted(claim.message.payload for claim in await store.claim(["q"], 10)) == bodies
+    (letter,) = await dead_letters(Control(transport))
+    assert (letter.payload, letter.attempts) == (b"too long", 0)
+    assert letter.reason == "refused by the bridge's target" and "BodyTooLarge" in (letter.error or "")
+    await store.close()
+
+
+async def test_headers_that_only_amqp_knows_become_text(store: Any, transport: Any) -> None:
+    channel = await transport.publishing.channel()
+    await transport.claim(["q"])
+    headers = {"at": datetime(2026, 1, 1, tzinfo=UTC), "raw": bytearray(b"x"), "list": [1], "none": None}
+    await channel._underlay.basic_publish(b"", routing_key="q", properties=Basic.Properties(headers=headers))
+    async with asyncio.timeout(SOON):
+        while not await Bridge(transport, store, ["q"]).drain():
+            await transport.wait(["q"], 1)
+    (claim,) = await store.claim(["q"])
+    assert claim.message.headers == {"at": "2026-01-01T00:00:00Z", "raw": "eA==", "list": [1], "none": None}
+
+
 async def test_it_runs_until_it_is_stopped(store: Any, transport: Any) -> None:
     bridge = Bridge(store, transport, ["q"])
     running = asyncio.create_task(bridge.run())
@@ -71,9 +99,11 @@ async def test_it_runs_until_it_is_stopped(store: Any, transport: Any) -> None:
     await asyncio.wait_for(running, 10)
 
 
-async def test_by_the_command_line(store: Any, transport: Any, sqlite_url: str, rabbitmq_url: str) -> None:
+async def test_by_the_command_line(transport: Any, sqlite_url: str, rabbitmq_url: str) -> None:
+    store: Any = await millpond.connect(sqlite_url, table_prefix="mp_", migrate=True)
     await store.publish([Message(queue="q", payload=b"x")])
-    command = ("bridge", sqlite_url, rabbitmq_url, "--queue", "q", "--once", "--json")
+    await store.close()
+    command = ("bridge", sqlite_url, rabbitmq_url, "--queue", "q", "--from-table-prefix", "mp_", "--once", "--json")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "millpond", *command, stdout=asyncio.subprocess.PIPE
     )
