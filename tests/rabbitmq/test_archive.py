@@ -18,17 +18,12 @@ from millpond.codec import CONTENT_TYPE, TEXT
 from millpond.control import Control
 from millpond.errors import InvalidOption, StoreError, StoreUnavailable
 from tests.rabbitmq.conftest import SOON, arrival, dead_letters
-from tests.shared import SharedDatabase
+from tests.shared import KINDS, empty_database
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+@pytest.fixture(params=KINDS)
 def archive_url(request: pytest.FixtureRequest) -> str:
-    """An empty database of each kind."""
-    if request.param == "sqlite":
-        return str(request.getfixturevalue("sqlite_url"))
-    shared: SharedDatabase = request.getfixturevalue(f"shared_{request.param}")
-    shared.empty()
-    return shared.url
+    return empty_database(request, request.param)
 
 
 @pytest.fixture
@@ -243,6 +238,23 @@ async def test_what_is_no_archive(rabbitmq_url: str, sqlite_url: str) -> None:
     with pytest.raises(StoreError) as failed:
         await millpond.connect(rabbitmq_url, archive="postgresql://me:hidden-word@127.0.0.1:1/none")
     assert "hidden-word" not in str(failed.value)
+    with pytest.raises(InvalidOption, match="archive_options: unknown option 'schem'; did you mean 'schema'"):
+        await millpond.connect(rabbitmq_url, archive=sqlite_url, archive_options={"schem": "x"})
+    with pytest.raises(InvalidOption, match="archive_options"):
+        await millpond.connect(rabbitmq_url, archive_options={"schema": "x"})
+    with pytest.raises(InvalidOption, match="archive_options"):
+        await millpond.connect(rabbitmq_url, archive=sqlite_url, archive_options="schema=x")
     transport: Any = await millpond.connect(rabbitmq_url, archive=sqlite_url)
     assert "hidden" not in repr(transport.options)
     await transport.close()
+
+
+async def test_an_archive_with_options_of_its_own(rabbitmq_url: str, sqlite_url: str) -> None:
+    options = {"table_prefix": "mp_", "migrate": True}
+    transport: Any = await millpond.connect(rabbitmq_url, archive=sqlite_url, archive_options=options)
+    (sent,) = await transport.publish([Message(queue="q", payload=b"")])
+    await transport.settle([Ack((await arrival(transport)).receipt)])
+    await transport.close()
+    archive: Any = await millpond.connect(sqlite_url, table_prefix="mp_")
+    assert [row.id for row in await archive.archived("q")] == [sent.id]
+    await archive.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from millpond import transports
@@ -19,7 +20,7 @@ async def connect(url: Url, **given: Any) -> RabbitTransport:
     """Connect, so that what is wrong with a URL is known at once."""
     options = parse(given)
     check_parameters(url, URL_PARAMETERS, files=("cafile", "certfile", "keyfile"))
-    archive = None if options.archive is None else await _archive(options.archive)
+    archive = None if options.archive is None else await _archive(options.archive, options.archive_options or {})
     transport = RabbitTransport(url, options, archive)
     try:
         await transport.publishing.first()
@@ -29,9 +30,12 @@ async def connect(url: Url, **given: Any) -> RabbitTransport:
     return transport
 
 
-async def _archive(url: Url) -> Store:
+async def _archive(url: Url, options: Mapping[str, Any]) -> Store:
     """The database that settled messages are recorded in."""
-    store = await transports.connect(url.raw)
+    try:
+        store = await transports.connect(url.raw, **options)
+    except InvalidOption as e:
+        raise InvalidOption(f"archive_options: {e}") from None
     if Capability.ARCHIVE in store.capabilities and isinstance(store, Store):
         return store
     await store.close()

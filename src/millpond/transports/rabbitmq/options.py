@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -17,7 +18,8 @@ class RabbitOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What `connect` takes beside the URL."""
 
     queue_type: Literal["quorum", "classic"] = "quorum"
-    """Of the queues that hold messages to be handled. Only quorum queues count what crashed consumers were sent."""
+    """Of the queues that hold messages to be handled. What crashed consumers were sent is counted by quorum queues,
+    and for classic ones by us, who publish it again."""
     publisher_channel_pool_size: int = 25
     """Channels that publish, opened as they are needed."""
     subscriber_pool_size: int = 1
@@ -34,6 +36,8 @@ class RabbitOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The broker's own setting of this name: no lease can be longer, however often it is extended."""
     archive: Url | None = None
     """The URL of a database in which settled messages are recorded before they are acked; None: they leave no trace."""
+    archive_options: Mapping[str, Any] | None = None
+    """What `connect` takes beside the archive's URL, such as `schema` and `table_prefix`."""
     body_limit: int = BODY_LIMIT
     clock: Clock = SystemClock()
     """Decides when leases end and messages expire. Delays are timed by the broker."""
@@ -55,6 +59,10 @@ def parse(given: dict[str, Any]) -> RabbitOptions:
     options = RabbitOptions(**given)
     if options.queue_type not in ("quorum", "classic"):
         raise InvalidOption(f'queue_type must be "quorum" or "classic", not {options.queue_type!r}')
+    if not isinstance(options.archive_options, Mapping | None):
+        raise InvalidOption(f"archive_options must be a dict of options, not {type(options.archive_options).__name__}")
+    if options.archive_options and options.archive is None:
+        raise InvalidOption("archive_options without archive: give the URL of the archive too")
     for name, (low, high) in _NUMBERS.items():
         value = getattr(options, name)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
