@@ -74,3 +74,7 @@ async def test_by_the_command_line(transport: Any, rabbitmq_url: str) -> None:
     retried = await asyncio.to_thread(run, "retry", "--queue", "q", "--json")
     assert len(json.loads(retried.stdout)["published"]) == 1
     assert (await arrival(transport)).message.payload == b'"x"'
+    id_ = await reject(transport, b"y", "r")
+    replayed = await asyncio.to_thread(run, "replay", "--queue", "q", "--name", "monday", "--to", "other", "--json")
+    assert json.loads(replayed.stdout)["published"] == [str(replayed_id(id_, "monday"))], replayed.output
+    assert (await arrival(transport, "other")).message.payload == b"y"

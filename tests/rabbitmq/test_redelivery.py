@@ -136,6 +136,20 @@ async def test_a_message_from_elsewhere_is_handled(transport: Any) -> None:
     assert second.message.headers == {}
 
 
+async def test_a_message_belongs_to_the_queue_it_is_found_in(transport: Any) -> None:
+    """Moved by a shovel or by hand, it is retried where it is"""
+    await transport.publish([Message(queue="q", payload=b"", key="k")])
+    await transport.claim(["other"])
+    channel = await transport.publishing.channel()
+    got = await channel._underlay.basic_get("q", no_ack=True)
+    await channel._underlay.basic_publish(b"", routing_key="other", properties=got.header.properties)
+    claim = await arrival(transport, "other")
+    assert (claim.message.queue, claim.message.key) == ("other", "k")
+    await transport.settle([Nack(claim.receipt)])
+    again = await arrival(transport, "other")
+    assert (again.receipt.id, again.attempts) == (claim.receipt.id, 1)
+
+
 async def test_an_undecodable_message_is_dead_lettered_alone(transport: Any) -> None:
     """TSK-D10"""
     await transport.claim(["q"])
