@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from millpond import transports
 from millpond.errors import Closed, InvalidOption, not_supported
+from millpond.loop import LoopThread
 from millpond.telemetry import Telemetry
 from millpond.transport import Capability, Store, Transport
 from millpond.transports.observed import Observed
@@ -33,7 +34,7 @@ class Connections:
         self._options = options
         self._telemetry = telemetry
         self._opening: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[Transport]] = WeakKeyDictionary()
-        self._thread: _LoopThread | None = None
+        self._thread: LoopThread | None = None
         self._guard = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
@@ -113,7 +114,7 @@ class Connections:
                 return asyncio.run_coroutine_threadsafe(work(), loop).result()
         with self._guard:
             if self._thread is None or not self._thread.is_alive():
-                self._thread = _LoopThread()
+                self._thread = LoopThread()
             thread = self._thread
         thread.wait_for(self._check_shared())
         return thread.wait_for(work())
@@ -167,26 +168,6 @@ class Connections:
             except Exception:  # it was told to whoever wanted to connect
                 return
             await transport.close()
-
-
-class _LoopThread(threading.Thread):
-    """An event loop in a thread of its own; it never keeps a program from ending."""
-
-    def __init__(self) -> None:
-        super().__init__(name="millpond-pond", daemon=True)
-        self._loop = asyncio.new_event_loop()
-        self.start()
-
-    def run(self) -> None:
-        self._loop.run_forever()
-        self._loop.close()
-
-    def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def end(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self.join()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -341,8 +341,8 @@ class Streams(Protocol):
     ) -> StreamClaim | None:
         """The claim of this number: as it was recorded, or else anew, in the order of claims; None: nothing is due.
 
-        Expired messages and those past `max_crashes` are FAILED; a suspect is claimed alone. `until_us`: only
-        what was published, and due, by then.
+        The one before it may still be open. Expired messages and those past `max_crashes` are FAILED; a suspect is
+        claimed alone. `until_us`: only what was published, and due, by then.
         """
 
     async def stream_claim(self, name: str, epoch: int, seq: int) -> StreamClaim | None:
@@ -358,7 +358,7 @@ class Streams(Protocol):
         """
 
     async def record_outcomes(self, name: str, outcomes: Sequence[Recorded]) -> list[UUID]:
-        """Note what shall become of messages of the open claim, the last word counts; returns ids not of it."""
+        """Note what shall become of messages of the last claim, the last word counts; returns ids not of it."""
 
     async def release_stream(self, name: str) -> int:
         """Fence out whoever drives the stream and give back what it holds; returns how many messages."""

@@ -1,11 +1,14 @@
 """Spark's engine as a few lines: the order of its calls, its two logs, and an idempotent sink. No JVM.
 
 The order is that of a traced query (tests/spark/test_stream.py compares them). `step` stands between any two things
-that happen, also between the transactions of shards: there a run may die.
+that happen, also between the transactions of shards: there a run may die. What the driver acknowledges beside the
+engine's work it does when the engine lets it: at a step of each batch that is chosen by chance or by the test.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import pickle
 import random
@@ -14,12 +17,17 @@ from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from millpond.errors import StreamFenced
+from millpond.errors import StreamError, StreamFenced
 from millpond.spark.driver import Offset, StreamDriver
 from millpond.spark.schema import spark_schema, stream_columns
 from millpond.spark.stream import StreamReader
 
 FENCED_VERBS = ("open_stream", "claim_for_stream", "ack_stream", "stream_claim")
+STEPS = (
+    *("after latestOffset", "offset written", "after commit", "after partitions", "after the tasks", "after the sink"),
+    "commit written",
+)
+AS_LATE_AS_CAN_BE = "when the next batch is asked for"
 
 
 class Crash(Exception):
@@ -85,10 +93,37 @@ class _Store:
 
 
 class FragileDriver(StreamDriver):
+    """Acknowledges beside the engine's work when it is let, at the latest when somebody waits for it."""
+
     life: Life
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._let = asyncio.Event()
 
     async def connect(self, shard: Any) -> Any:
         return _Store(await super().connect(shard), self.life, shard.number)
+
+    async def latest(self, start: Offset, limit: int) -> Offset:
+        self._let.set()
+        try:
+            return await super().latest(start, limit)
+        finally:
+            self._let.clear()  # what was begun just now has not yet run
+
+    async def ack(self, end: Offset) -> None:
+        if asyncio.current_task() is self._acking:
+            await self._let.wait()
+        await super().ack(end)
+
+    async def ack_beside(self) -> None:
+        self._let.set()
+        if self._acking is not None:
+            await asyncio.wait([self._acking])
+
+    async def close(self) -> None:
+        self._let.set()
+        await super().close()
 
 
 class FragileReader(StreamReader):
@@ -98,10 +133,14 @@ class FragileReader(StreamReader):
         super().__init__(options, spark_schema(stream_columns()))
         self.life = life
 
-    def make_driver(self) -> StreamDriver:
+    def make_driver(self) -> FragileDriver:
         driver = FragileDriver(self._shards, self._wanted)
         driver.life = self.life
         return driver
+
+    def ack_beside(self) -> None:
+        assert isinstance(self.driver, FragileDriver)
+        self._run(self.driver.ack_beside())
 
 
 class Engine:
@@ -115,6 +154,9 @@ class Engine:
         self._tasks = FragileReader(options, Life(chance))  # a copy in other processes
         self._chance = chance
         self._asked: Offset | None = None
+        self.ack_at: str | None = None
+        """The step at which the batch before is acknowledged beside this one; None: by chance."""
+        self._acks_at = ""
 
     def run(self, *, available_now: bool = False, batches: int | None = None) -> None:
         """Until nothing is due, or so many batches are done."""
@@ -126,20 +168,28 @@ class Engine:
         done = 0
         while batches is None or done < batches:
             start = self._asked = self._start(len(log.offsets))
+            self._acks_at = self.ack_at or self._chance.choice((*STEPS, AS_LATE_AS_CAN_BE))
             end = _through_json(
                 self.reader.latestOffset(start, ReadMaxRows(int(self.options["maxMessagesPerTrigger"])))
             )
-            self.life.step("after latestOffset")
+            self._step("after latestOffset")
             if end == start:
                 return
             self.reader.reportLatestOffset()
             log.offsets.append(json.dumps(end))
-            self.life.step("offset written")
+            self._step("offset written")
             if log.commits:
                 self.reader.commit(json.loads(log.offsets[-2]))
-                self.life.step("after commit")
+                self._step("after commit")
             self._batch(self._start(log.commits), end)  # the first has its start in no log: it is asked for again
             done += 1
+
+    def _step(self, point: str) -> None:
+        self.life.step(point)
+        if point == self._acks_at:
+            self.reader.ack_beside()
+            if self.life.dead:
+                raise Crash(self.life.point)
 
     def _start(self, batch: int) -> Offset:
         if batch == 0:
@@ -150,15 +200,15 @@ class Engine:
     def _batch(self, start: Offset, end: Offset) -> None:
         log, number = self.checkpoint, self.checkpoint.commits
         parts = pickle.loads(pickle.dumps(self.reader.partitions(start, end)))  # noqa: S301 - as Spark sends them
-        self.life.step("after partitions")
+        self._step("after partitions")
         rows = [id_ for part in parts for id_ in self._task(part)]
-        self.life.step("after the tasks")
+        self._step("after the tasks")
         if number in log.sink:
             assert sorted(log.sink[number]) == sorted(rows), "a replay reads what was read before"
         log.sink[number] = rows
-        self.life.step("after the sink")
+        self._step("after the sink")
         log.commits = number + 1
-        self.life.step("commit written")
+        self._step("commit written")
 
     def _task(self, part: Any) -> Sequence[str]:
         attempts = 2 if self._chance.random() < 0.1 else 1
@@ -184,7 +234,8 @@ class Engine:
         return False
 
     def close(self) -> None:
-        self.reader.stop()
+        with contextlib.suppress(Crash, StreamError):  # of what was to be acknowledged beside the batch that it died in
+            self.reader.stop()
         self._tasks.stop()
 
 

@@ -121,6 +121,27 @@ async def test_an_ack_archives_and_moves_on(store: DatabaseStore) -> None:
     assert (status.acked_seq, status.held, status.held_for) == (1, 0, None)
 
 
+async def test_the_next_claim_may_be_made_before_the_ack(store: DatabaseStore, connect: Connect) -> None:
+    first, second, third = await publish(store, 3)
+    driver = await Driver(store).open()
+    await driver.held(1, limit=1)
+    held = await driver.held(2, limit=1)
+    with pytest.raises(StreamBehind):
+        await driver.claim(3)
+    assert await store.record_outcomes("s", [Recorded(first, "reject"), Recorded(second, "reject")]) == [first]
+    await driver.ack(1, messages=1)
+    assert {row.id: row.state for row in await store.find([first, second, third])} == {
+        first: State.COMPLETED,
+        second: State.PROCESSING,
+        third: State.PENDING,
+    }
+    assert await driver.held(2) == held
+    await driver.held(3)
+    driver = await Driver(await connect()).open()
+    await driver.ack(3, messages=1)
+    assert await counts(store) == {State.COMPLETED: 2, State.FAILED: 1}
+
+
 async def test_an_ack_of_a_claim_that_was_empty_here_moves_on(store: DatabaseStore) -> None:
     driver = await Driver(store).open()
     await driver.ack(7, messages=0)
@@ -196,7 +217,7 @@ async def test_a_checkpoint_behind_the_stream_is_refused(store: DatabaseStore) -
         await driver.ack(seq)
     with pytest.raises(StreamBehind, match="claim 1"):
         await driver.ack(1)
-    for seq in (2, 1, 4):
+    for seq in (2, 1, 5):
         with pytest.raises(StreamBehind):
             await driver.claim(seq)
     assert await counts(store) == {State.COMPLETED: 2, State.PENDING: 1}
@@ -303,8 +324,10 @@ async def test_what_becomes_of_messages_without_an_outcome(store: DatabaseStore,
 async def test_a_release_gives_back_as_if_never_claimed(store: DatabaseStore, clock: ManualClock) -> None:
     await publish(store, 5)
     driver = await Driver(store).open()
-    await driver.held(1, limit=4)
-    clock.advance(90)
+    await driver.held(1, limit=3)
+    clock.advance(30)
+    await driver.held(2, limit=1)
+    clock.advance(60)
     (status,) = await store.streams()
     assert (status.name, status.epoch, status.acked_seq, status.held, status.held_for) == ("s", 1, 0, 4, 90.0)
     assert await store.release_stream("s") == 4

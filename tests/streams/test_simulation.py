@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 from uuid import UUID, uuid4
@@ -16,12 +15,11 @@ from millpond import Ack, Message, State
 from millpond.errors import ClaimLost, InvalidOption, StreamBehind, StreamError, StreamFenced
 from millpond.spark.kept import close_kept
 from millpond.transports.database.store import DatabaseStore
-from tests.streams.engine import FENCED_VERBS, Checkpoint, Crash, Engine, Life
+from tests.streams.engine import AS_LATE_AS_CAN_BE, FENCED_VERBS, STEPS, Checkpoint, Crash, Engine, Life
 
 POINTS = [
     *(f"{when} {verb} {shard}" for verb in FENCED_VERBS[:3] for when in ("before", "after") for shard in (0, 1)),
-    *("after latestOffset", "offset written", "after commit", "after partitions", "after the tasks", "after the sink"),
-    "commit written",
+    *STEPS,
 ]
 
 
@@ -75,6 +73,9 @@ class Pond:
 
     def release(self, urls: list[str] | None = None) -> int:
         return sum(self.each(lambda store: store.release_stream(self.stream), urls))
+
+    def held(self) -> int:
+        return sum(s.held for found in self.each(lambda store: store.streams()) for s in found if s.name == self.stream)
 
     def archived(self) -> list[UUID]:
         """Every settled message, after checking that none is left and none was counted twice."""
@@ -175,9 +176,7 @@ def test_crashes_at_random(shards: list[str], seed: int) -> None:
 
     def wake(point: str) -> None:
         if zombies and point == "before open_stream 1":
-            thread = threading.Thread(target=zombies[0].wake)  # it has an event loop of its own
-            thread.start()
-            thread.join()
+            zombies[0].wake()
 
     while True:
         engine = start(pond, checkpoint, chance, 0.06)
@@ -198,9 +197,11 @@ def test_crashes_at_random(shards: list[str], seed: int) -> None:
     pond.exactly_once(checkpoint, worked)
 
 
-@pytest.mark.parametrize("after", [0, 2])
-def test_a_crash_at_each_point(shards: list[str], after: int) -> None:
-    """In the first batch, whose start is in no log, and later."""
+@pytest.mark.parametrize(
+    ("after", "ack_at"), [(0, None), (2, "after latestOffset"), (2, "after the tasks"), (2, AS_LATE_AS_CAN_BE)]
+)
+def test_a_crash_at_each_point(shards: list[str], after: int, ack_at: str | None) -> None:
+    """In the first batch, whose start is in no log, and later; the batch before acknowledged soon or late."""
     chance = random.Random(7)
     for point in POINTS:
         if (after and "open_stream" in point) or (not after and ("ack_stream" in point or point == "after commit")):
@@ -208,11 +209,41 @@ def test_a_crash_at_each_point(shards: list[str], after: int) -> None:
         pond, checkpoint = Pond(shards), Checkpoint()
         pond.publish(45 if after else 25)
         engine = start(pond, checkpoint, chance)
+        engine.ack_at = ack_at
         engine.run(batches=after)
         die(engine, point)
         finish(pond, checkpoint, chance)
         pond.exactly_once(checkpoint)
         close_all()
+
+
+def test_what_a_dead_driver_acknowledges_late_is_refused(pond: Pond) -> None:
+    chance, checkpoint = random.Random(1), Checkpoint()
+    pond.publish(80)
+    engine = start(pond, checkpoint, chance)
+    engine.ack_at = AS_LATE_AS_CAN_BE
+    engine.run(batches=2)
+    die(engine, "after the tasks")
+    second = start(pond, checkpoint, chance)
+    second.run(batches=0)
+    assert pond.held() == 40, "the batch that is run again, and no longer the one before"
+    engine.life.revive()
+    with pytest.raises(StreamFenced):
+        engine.reader.stop()
+    second.run()
+    pond.exactly_once(checkpoint)
+
+
+def test_an_error_beside_a_batch_fails_the_next_call(pond: Pond) -> None:
+    chance, checkpoint = random.Random(1), Checkpoint()
+    pond.publish(50)
+    engine = start(pond, checkpoint, chance)
+    engine.run(batches=1)
+    engine.ack_at = "after latestOffset"
+    engine.life.meanwhile = lambda point: pond.release() if point == "after latestOffset" else None
+    with pytest.raises(StreamFenced):
+        engine.run()
+    assert (len(checkpoint.offsets), checkpoint.commits) == (2, 1)
 
 
 # --- releases by hand -------------------------------------------------------------------------------------
@@ -223,7 +254,8 @@ def test_what_no_log_names_is_released_without_harm(pond: Pond) -> None:
     pond.publish(50)
     engine = start(pond, checkpoint, chance)
     engine.run(batches=1)
-    die(engine, "after latestOffset")
+    engine.ack_at = "after latestOffset"
+    die(engine, "after ack_stream 1")
     assert pond.release(pond.urls[:1]) > 0
     finish(pond, checkpoint, chance)
     pond.exactly_once(checkpoint)
@@ -234,6 +266,7 @@ def test_a_batch_that_was_released_is_never_run_short(pond: Pond, some: str) -> 
     chance, checkpoint = random.Random(1), Checkpoint()
     pond.publish(50)
     engine = start(pond, checkpoint, chance)
+    engine.ack_at = "after latestOffset"
     engine.run(batches=1)
     die(engine, "after partitions")
     assert pond.release(pond.urls[1:] if some == "one shard" else None) > 0
@@ -243,12 +276,15 @@ def test_a_batch_that_was_released_is_never_run_short(pond: Pond, some: str) -> 
     pond.exactly_once(checkpoint)
 
 
-def test_a_release_of_what_spark_has_is_told(pond: Pond) -> None:
+@pytest.mark.parametrize(("batches", "point", "held"), [(0, "commit written", 40), (1, "after latestOffset", 80)])
+def test_a_release_of_what_spark_has_is_told(pond: Pond, batches: int, point: str, held: int) -> None:
     """It is delivered again, and nobody is left to guess."""
     chance, checkpoint = random.Random(1), Checkpoint()
     pond.publish(50)
-    die(start(pond, checkpoint, chance), "commit written")
-    assert pond.release() == 40
+    engine = start(pond, checkpoint, chance)
+    engine.run(batches=batches)
+    die(engine, point)
+    assert pond.release() == held
     with pytest.raises(ClaimLost):
         finish(pond, checkpoint, chance)
     finish(pond, checkpoint, chance, failOnDataLoss="false")
@@ -288,6 +324,7 @@ def test_a_new_checkpoint_goes_on_after_the_last(pond: Pond) -> None:
     chance, first, second = random.Random(1), Checkpoint(), Checkpoint()
     pond.publish(50)
     engine = start(pond, first, chance)
+    engine.ack_at = "after latestOffset"
     engine.run(batches=2)
     die(engine, "before ack_stream 1")  # acknowledged on one shard only
     finish(pond, second, chance)
@@ -319,6 +356,7 @@ def test_available_now_ends_with_what_there_was(pond: Pond) -> None:
     engine.life.meanwhile = lambda point: pond.publish(3) if point == "after partitions" else None
     engine.run(available_now=True)
     assert {UUID(row) for row in checkpoint.rows()} == before
+    assert pond.held() == 0
     finish(pond, checkpoint, chance)
     pond.exactly_once(checkpoint)
 

@@ -3,8 +3,8 @@
 A micro-batch is the stream's claim of a number, on one or more shards; Spark's offset is that number, with how many
 messages each shard gave. The number follows from the one before, so that a claim made just before a crash is found
 again although no log of Spark's names it. Spark asks for what follows a batch only when that batch is committed:
-so it is acknowledged when the next is asked for, and also before a batch is run again, since the engine does not
-repeat a commit that was cut short. See docs/explanation/exactly-once.md.
+so it is acknowledged when the next is asked for, beside Spark's work on that one, and also before a batch is run
+again, since the engine does not repeat a commit that was cut short. See docs/explanation/exactly-once.md.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class StreamDriver:
         self._acked: list[int] = []
         self._claims: dict[int, StreamClaim] = {}
         """By shard, of the last claim that was made or found."""
+        self._acking: asyncio.Task[None] | None = None
+        """The acknowledgement of the batch before that one, once begun beside Spark's work."""
         self._until: list[int] | None = None
         self._found_nothing_at = 0.0
         self._waiting = 0
@@ -69,31 +71,42 @@ class StreamDriver:
     async def latest(self, start: Offset, limit: int) -> Offset:
         """The next batch, or `start` itself: nothing is due."""
         await self._open()
-        await self.ack(start)
+        await self._end_acking()
+        if not self._has(start):  # of another driver: whether it is as it was is known before anything follows it
+            await self.ack(start)
         await asyncio.sleep(self._found_nothing_at + _LOOK_EVERY - monotonic())
         seq = start["seq"] + 1
-        self._claims = await self._claim(seq, limit)
-        if not self._claims:
+        claims = await self._claim(seq, limit)
+        if not claims:
+            await self.ack(start)  # nobody may ask again
             self._found_nothing_at = monotonic()
             return start
+        self._claims = claims
+        self._acking = asyncio.create_task(self.ack(start))
         return {
             "stream": self._wanted.stream,
             "seq": seq,
-            "messages": {str(n): claim.messages for n, claim in sorted(self._claims.items())},
+            "messages": {str(n): claim.messages for n, claim in sorted(claims.items())},
         }
 
     async def claims(self, start: Offset, end: Offset) -> list[tuple[Shard, StreamClaim]]:
         """What the batch consists of: exactly what it was when its offset was made."""
-        await self._open()
-        await self.ack(start)
+        await self.committed(start)
+        if not self._has(end):
+            self._claims = await self._recorded(end["seq"])
         held = self._claims
-        if any(claim.seq != end["seq"] for claim in held.values()) or not held:
-            held = self._claims = await self._recorded(end["seq"])
         expected = self._expected(end) or {}
         found = {n: claim.messages for n, claim in held.items()}
         if self._wanted.fail_on_data_loss and found != expected:
             raise claim_lost(self._wanted.stream, end["seq"], sum(expected.values()), sum(found.values()))
         return [(self._shards[n], claim) for n, claim in sorted(held.items())]
+
+    async def committed(self, end: Offset) -> None:
+        """Spark has everything up to this offset: acknowledge it, unless that is under way."""
+        await self._open()
+        if self._acking is None or self._acking.done():
+            await self._end_acking()
+            await self.ack(end)
 
     async def ack(self, end: Offset) -> None:
         """Acknowledge everything up to this offset, on every shard that has not yet."""
@@ -117,10 +130,6 @@ class StreamDriver:
 
         await self._each(ack)
 
-    async def acked(self, end: Offset) -> bool:
-        await self._open()
-        return min(self._acked) >= int(end["seq"])
-
     async def stop_at_now(self) -> None:
         """From now on claim only what was published, and due, by this moment of each shard's clock."""
         await self._open()
@@ -136,9 +145,12 @@ class StreamDriver:
         return self._waiting
 
     async def close(self) -> None:
-        stores, self._stores, self._epoch = self._stores, [], None
-        for store in stores:
-            await store.close()
+        try:
+            await self._end_acking()
+        finally:
+            stores, self._stores, self._epoch = self._stores, [], None
+            for store in stores:
+                await store.close()
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -162,6 +174,16 @@ class StreamDriver:
         others = [(await store.open_stream(name, epoch=epoch))[1] for store in self._stores[1:]]
         self._acked = [acked, *others]
         self._epoch = epoch
+
+    async def _end_acking(self) -> None:
+        """Wait for what is under way; its error is that of the call that finds it."""
+        acking, self._acking = self._acking, None
+        if acking is not None:
+            await acking
+
+    def _has(self, offset: Offset) -> bool:
+        """Whether this driver itself has made or found what the offset names."""
+        return any(claim.seq == offset["seq"] for claim in self._claims.values())
 
     async def _claim(self, seq: int, limit: int) -> dict[int, StreamClaim]:
         """On all shards at once; what one does not have, others may give."""

@@ -6,7 +6,6 @@ plan: nothing may happen in `__init__`. Tasks have a copy, which knows no more t
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +13,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from millpond.errors import ClaimLost, InvalidOption
+from millpond.loop import LoopThread
 from millpond.spark.driver import Offset, StreamDriver, Wanted
 from millpond.spark.kept import kept_fetcher
 from millpond.spark.options import Options
@@ -69,7 +69,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             unsettled=_SETTLEMENTS[unsettled],
             fail_on_data_loss=options.flag("failOnDataLoss", True),
         )
-        self._runner: asyncio.Runner | None = None
+        self._loop: LoopThread | None = None
         self._driver: StreamDriver | None = None
         self._seq = 0
 
@@ -99,15 +99,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [Part(shard.number, claim.stream, claim.seq, part) for shard, claim in claims for part in claim.slices]
 
     def commit(self, end: Offset) -> None:
-        """Mostly nothing is left to do: who asked for the next batch has acknowledged this one."""
-        if not self._run(self.driver.acked(end)):
-            self._run(self.driver.ack(end))
+        """Mostly nothing is left to do: who asked for the next batch has acknowledged this one, or is about to."""
+        self._run(self.driver.committed(end))
 
     def stop(self) -> None:
-        if self._driver is not None and self._runner is not None:
-            self._runner.run(self._driver.close())
-            self._runner.close()
-            self._driver = self._runner = None
+        if self._driver is not None and self._loop is not None:
+            try:
+                self._loop.wait_for(self._driver.close())
+            finally:
+                self._loop.end()
+                self._driver = self._loop = None
 
     @property
     def driver(self) -> StreamDriver:
@@ -119,10 +120,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamDriver(self._shards, self._wanted)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """On one event loop, where the connections live."""
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-        return self._runner.run(work)
+        """On one event loop, where the connections live. It runs on between calls: what is begun there goes on."""
+        if self._loop is None:
+            self._loop = LoopThread()
+        return self._loop.wait_for(work)
 
     # --- in tasks -----------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ def claim(
     recorded = yield from claim_of(d, stream, seq)
     if recorded is not None:
         return Claimed(recorded)
-    if stream.acked != seq - 1:
+    if seq not in (stream.acked + 1, stream.acked + 2):
         raise stream_behind(name, seq - 1, stream.acked)
     yield from make_room(d)
     key = {"stream": stream.id, "seq": seq}

@@ -1,8 +1,8 @@
 """Streams, as steps: who drives one, what is decided about its messages, and their acknowledgement by numbers.
 
 Each verb of a driver is one transaction that begins by locking the stream's row and comparing its epoch, so that
-whoever opened it last is the only one that writes. At most one claim is open at a time: the one after the last
-acknowledged.
+whoever opened it last is the only one that writes. At most two claims are open at a time, those after the last
+acknowledged: the first of two is done with, and being acknowledged while the second is worked on.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def make_room(d: Dialect) -> Steps[None]:
 
 
 def record_outcomes(d: Dialect, name: str, outcomes: Sequence[Recorded]) -> Steps[set[Any]]:
-    """Note outcomes beside the open claim; returns the ids that are not of it."""
+    """Note outcomes beside the claim that is worked on; returns the ids that are not of it."""
     rows = yield Query(d.sql(sql.OPEN_CLAIM), {"name": name})
     if not rows:
         raise UnknownStream(f"there is no stream {name!r} in this database; check the name and the url")
