@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from collections.abc import Iterator
 from uuid import UUID, uuid4
 
 import pytest
 
-import millpond
-from millpond import Ack, Message, State
 from millpond.errors import ClaimLost, InvalidOption, StreamBehind, StreamError, StreamFenced
 from millpond.spark.kept import close_kept
-from millpond.transports.database.store import DatabaseStore
 from tests.streams.engine import AS_LATE_AS_CAN_BE, FENCED_VERBS, STEPS, Checkpoint, Crash, Engine, Life
+from tests.streams.pond import Pond, Shards
 
 POINTS = [
     *(f"{when} {verb} {shard}" for verb in FENCED_VERBS[:3] for when in ("before", "after") for shard in (0, 1)),
@@ -23,85 +19,8 @@ POINTS = [
 ]
 
 
-class Pond:
-    """Two shards with messages of one queue, and a stream's options for them."""
-
-    def __init__(self, urls: list[str], **options: str) -> None:
-        self.urls = urls
-        self.queue = self.stream = uuid4().hex
-        self.published: set[UUID] = set()
-        self.options = {
-            "url": " ".join(urls),
-            "queue": self.queue,
-            "stream": self.stream,
-            "maxMessagesPerTrigger": "40",
-            "minPartitions": "3",
-            **options,
-        }
-
-    def each(
-        self, work: Callable[[DatabaseStore], Coroutine[Any, Any, Any]], urls: list[str] | None = None
-    ) -> list[Any]:
-        async def on(url: str) -> Any:
-            store: Any = await millpond.connect(url)
-            try:
-                return await work(store)
-            finally:
-                await store.close()
-
-        async def everywhere() -> list[Any]:
-            return [await on(url) for url in urls or self.urls]
-
-        return asyncio.run(everywhere())
-
-    def publish(self, count: int) -> None:
-        async def some(store: DatabaseStore) -> None:
-            messages = [Message(queue=self.queue, payload=b"x", priority=n % 3) for n in range(count)]
-            self.published |= {p.id for p in await store.publish(messages)}
-
-        self.each(some)
-
-    def work(self, limit: int) -> set[UUID]:
-        """What a worker takes of the queue and acks."""
-
-        async def some(store: DatabaseStore) -> set[UUID]:
-            claims = await store.claim([self.queue], limit)
-            assert await store.settle([Ack(claim.receipt) for claim in claims]) == []
-            return {claim.receipt.id for claim in claims}
-
-        return set().union(*self.each(some))
-
-    def release(self, urls: list[str] | None = None) -> int:
-        return sum(self.each(lambda store: store.release_stream(self.stream), urls))
-
-    def held(self) -> int:
-        return sum(s.held for found in self.each(lambda store: store.streams()) for s in found if s.name == self.stream)
-
-    def archived(self) -> list[UUID]:
-        """Every settled message, after checking that none is left and none was counted twice."""
-
-        async def rows(store: DatabaseStore) -> list[Any]:
-            (stats,) = await store.count([self.queue])
-            assert not any(stats.counts[state] for state in (State.PENDING, State.PROCESSING, State.RETRYABLE)), stats
-            (status,) = [s for s in await store.streams() if s.name == self.stream]
-            assert (status.held, status.held_for) == (0, None)
-            return list(await store.archived(self.queue, limit=10_000))
-
-        found = [row for rows_ in self.each(rows) for row in rows_]
-        assert {(row.state, row.deliveries, row.attempts) for row in found} <= {(State.COMPLETED, 1, 1)}
-        return [row.id for row in found]
-
-    def exactly_once(self, checkpoint: Checkpoint, worked: set[UUID] = frozenset()) -> None:  # type: ignore[assignment]
-        rows = checkpoint.rows()
-        assert len(rows) == len(set(rows)), "doubled"
-        assert {UUID(row) for row in rows} | worked == self.published, "lost"
-        archived = self.archived()
-        assert len(archived) == len(set(archived))
-        assert set(archived) == self.published
-
-
 @pytest.fixture(scope="module", params=["sqlite", "postgres", "mariadb"])
-def shards(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+def shards(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shards]:
     """Two databases, migrated once."""
     names = [f"stream_{uuid4().hex[:8]}" for _ in range(2)]
     if request.param == "sqlite":
@@ -111,12 +30,9 @@ def shards(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         server = request.getfixturevalue(f"{request.param}_server")
         urls = [server.create_database(name) for name in names]
 
-    async def migrate() -> None:
-        for url in urls:
-            await (await millpond.connect(url, migrate=True)).close()
-
-    asyncio.run(migrate())
-    yield urls
+    made = Shards(urls)
+    yield made
+    made.close()
     close_kept()
     if request.param != "sqlite":
         for name in names:
@@ -124,7 +40,7 @@ def shards(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def pond(shards: list[str]) -> Pond:
+def pond(shards: Shards) -> Pond:
     return Pond(shards)
 
 
@@ -165,7 +81,7 @@ def die(engine: Engine, point: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_crashes_at_random(shards: list[str], seed: int) -> None:
+def test_crashes_at_random(shards: Shards, seed: int) -> None:
     """Dead drivers wake again, also in the middle of the next one's opening; workers take from the same queue."""
     chance = random.Random(seed)
     pond, checkpoint = Pond(shards), Checkpoint()
@@ -197,10 +113,8 @@ def test_crashes_at_random(shards: list[str], seed: int) -> None:
     pond.exactly_once(checkpoint, worked)
 
 
-@pytest.mark.parametrize(
-    ("after", "ack_at"), [(0, None), (2, "after latestOffset"), (2, "after the tasks"), (2, AS_LATE_AS_CAN_BE)]
-)
-def test_a_crash_at_each_point(shards: list[str], after: int, ack_at: str | None) -> None:
+@pytest.mark.parametrize(("after", "ack_at"), [(0, None), (2, "after latestOffset"), (2, AS_LATE_AS_CAN_BE)])
+def test_a_crash_at_each_point(shards: Shards, after: int, ack_at: str | None) -> None:
     """In the first batch, whose start is in no log, and later; the batch before acknowledged soon or late."""
     chance = random.Random(7)
     for point in POINTS:
@@ -361,9 +275,9 @@ def test_available_now_ends_with_what_there_was(pond: Pond) -> None:
     pond.exactly_once(checkpoint)
 
 
-def test_an_empty_shard_leaves_its_share_to_the_others(pond: Pond) -> None:
+def test_an_empty_shard_leaves_its_share_to_the_others(shards: Shards, pond: Pond) -> None:
     chance, checkpoint = random.Random(1), Checkpoint()
-    one = Pond(pond.urls[1:])
+    one = Pond(shards, pond.urls[1:])
     one.queue = pond.queue
     one.publish(100)
     pond.published = one.published
