@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import re
 from collections.abc import Iterator
 from uuid import UUID, uuid4
 
 import pytest
 
+from millpond import State
 from millpond.errors import ClaimLost, InvalidOption, StreamBehind, StreamError, StreamFenced
 from millpond.spark.kept import close_kept
+from millpond.transport import Recorded
 from tests.streams.engine import AS_LATE_AS_CAN_BE, FENCED_VERBS, STEPS, Checkpoint, Crash, Engine, Life
 from tests.streams.pond import Pond, Shards
 
@@ -113,12 +117,20 @@ def test_crashes_at_random(shards: Shards, seed: int) -> None:
     pond.exactly_once(checkpoint, worked)
 
 
-@pytest.mark.parametrize(("after", "ack_at"), [(0, None), (2, "after latestOffset"), (2, AS_LATE_AS_CAN_BE)])
-def test_a_crash_at_each_point(shards: Shards, after: int, ack_at: str | None) -> None:
-    """In the first batch, whose start is in no log, and later; the batch before acknowledged soon or late."""
+@pytest.mark.parametrize(
+    ("after", "ack_at", "but"),
+    [
+        (0, None, "ack_stream|after commit"),
+        (2, "after latestOffset", "open_stream"),
+        (2, AS_LATE_AS_CAN_BE, "open_stream|claim_for_stream"),
+    ],
+    ids=["at first", "acked soon", "acked late"],
+)
+def test_a_crash_at_each_point(shards: Shards, after: int, ack_at: str | None, but: str) -> None:
+    """In the first batch, whose start is in no log, and later, with the batch before acknowledged soon or late."""
     chance = random.Random(7)
     for point in POINTS:
-        if (after and "open_stream" in point) or (not after and ("ack_stream" in point or point == "after commit")):
+        if re.search(but, point):  # not come to, or the same as in another case
             continue
         pond, checkpoint = Pond(shards), Checkpoint()
         pond.publish(45 if after else 25)
@@ -158,6 +170,23 @@ def test_an_error_beside_a_batch_fails_the_next_call(pond: Pond) -> None:
     with pytest.raises(StreamFenced):
         engine.run()
     assert (len(checkpoint.offsets), checkpoint.commits) == (2, 1)
+
+
+def test_outcomes_of_each_batch_are_applied_however_late(pond: Pond) -> None:
+    chance, checkpoint = random.Random(3), Checkpoint()
+    pond.publish(50)
+    rejected = [Recorded(id_, "reject") for id_ in pond.published]
+
+    def decide(point: str) -> None:
+        if point == "after the tasks":  # of the ids that are given, those of the batch are noted
+            pond.each(lambda store: store.record_outcomes(pond.stream, rejected))
+
+    while checkpoint.commits < 3 or pond.held():
+        engine = start(pond, checkpoint, chance, 0.05, ackMode="manual", unsettled="ack")
+        engine.life.meanwhile = decide
+        with contextlib.suppress(Crash):
+            engine.run()
+    assert sum(stats.counts[State.FAILED] for (stats,) in pond.each(lambda store: store.count([pond.queue]))) == 100
 
 
 # --- releases by hand -------------------------------------------------------------------------------------
