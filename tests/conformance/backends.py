@@ -19,13 +19,7 @@ from millpond import Capability, Store
 from millpond.transports.database import sqlite as sqlite_module
 from millpond.transports.database.sqlite import open_connection
 from tests.conformance.rabbitmq import RabbitByHand
-
-TABLES_WITH_ROWS = """
-SELECT table_name FROM information_schema.tables
-WHERE table_schema = %s AND table_type = 'BASE TABLE' AND table_name NOT LIKE '%%migration'
-AND table_name NOT LIKE '%%archive!_%%' ESCAPE '!'
-"""
-"""Partitions are emptied with their table."""
+from tests.shared import SharedDatabase
 
 
 def requires(capability: Capability) -> pytest.MarkDecorator:
@@ -63,25 +57,14 @@ class Sqlite:
 
 
 class Server:
-    """One database for all tests, migrated once; its rows go before each test."""
-
-    def __init__(self, url: str, admin: Any, schema: str, quote: str) -> None:
-        self._url = url
-        self._admin = admin
-        self._schema = schema
-        self._quote = quote
-        self._migrated = False
+    def __init__(self, database: SharedDatabase) -> None:
+        self._database = database
 
     def empty(self) -> None:
-        with self._admin.cursor() as cursor:
-            cursor.execute(TABLES_WITH_ROWS, (self._schema,))
-            for (table,) in cursor.fetchall():
-                cursor.execute(f"DELETE FROM {self._quote}{table}{self._quote}")
-        self._admin.commit()
+        self._database.empty()
 
     async def connect(self, **options: Any) -> Store:
-        migrate, self._migrated = not self._migrated, True
-        return await millpond.connect(self._url, migrate=migrate, **options)  # type: ignore[return-value]
+        return await millpond.connect(self._database.url, **options)  # type: ignore[return-value]
 
 
 def memory(request: pytest.FixtureRequest) -> Iterator[Backend]:
@@ -102,21 +85,11 @@ def sqlite(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 
 def postgresql(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    server = request.getfixturevalue("postgres_server")
-    name = f"conformance_{uuid4().hex[:8]}"
-    url = server.create_database(name)
-    with server.connect(name) as admin:
-        yield Server(url, admin, "public", '"')
-    server.drop_database(name)
+    yield Server(request.getfixturevalue("shared_postgres"))
 
 
 def mariadb(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    server = request.getfixturevalue("mariadb_server")
-    name = f"conformance_{uuid4().hex[:8]}"
-    url = server.create_database(name)
-    with server.connect(name) as admin:
-        yield Server(url, admin, name, "`")
-    server.drop_database(name)
+    yield Server(request.getfixturevalue("shared_mariadb"))
 
 
 def rabbitmq(request: pytest.FixtureRequest) -> Iterator[Backend]:

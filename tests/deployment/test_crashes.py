@@ -10,6 +10,7 @@ import pytest
 import millpond
 from millpond import Ack, Message, StoreUnavailable, Transport
 from servers import MariaDB, Postgres
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(300)  # a busy machine takes its time to recover a killed server
 
@@ -92,9 +93,3 @@ async def works(store: Transport) -> None:
     claims = await store.claim(["w"], limit=10)
     assert published.id in [claim.receipt.id for claim in claims]
     assert await store.settle([Ack(claim.receipt) for claim in claims]) == []
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(120):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)

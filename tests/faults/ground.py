@@ -20,8 +20,9 @@ from servers import MariaDB, Postgres
 from tests.faults.checker import Tally, check
 from tests.faults.effects import TABLE, Effects
 from tests.faults.plan import Plan
-from tests.faults.processes import SOON, Process, Processes, until
+from tests.faults.processes import Process, Processes
 from tests.faults.report import SEED, Line, report
+from tests.waiting import SOON, until
 
 T = TypeVar("T")
 

@@ -9,18 +9,17 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import IO, Any, Self
 
 from servers.processes import family
 from tests.faults.history import History
 from tests.faults.plan import Plan
+from tests.waiting import SOON, until
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ("millpond", "run", "tests.faults.app:pond")
-SOON = 100.0
-"""Nothing that a short test waits for takes longer, however busy the machine."""
 
 
 class Process:
@@ -142,23 +141,6 @@ async def beside(work: Any) -> AsyncIterator[asyncio.Task[Any]]:
     finally:
         task.cancel()
         await asyncio.wait([task])
-
-
-async def until(
-    condition: Callable[[], Any | Awaitable[Any]], what: str, within: float = SOON, every: float = 0.02
-) -> Any:
-    """The first true answer of a condition, or a failure that names it."""
-    try:
-        async with asyncio.timeout(within):
-            while True:
-                answer = condition()
-                if asyncio.iscoroutine(answer):
-                    answer = await answer
-                if answer:
-                    return answer
-                await asyncio.sleep(every)
-    except TimeoutError:
-        raise AssertionError(f"waited {within:g} s for {what}") from None
 
 
 async def some_time(chance: random.Random, least: float, most: float) -> None:

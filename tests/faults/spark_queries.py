@@ -10,8 +10,9 @@ from typing import Any
 from tests.faults.checker import Tally
 from tests.faults.ground import Ground
 from tests.faults.plan import Aim
-from tests.faults.processes import Process, history, until
+from tests.faults.processes import Process, history
 from tests.faults.spark_plan import QUEUE, TARGET, Job
+from tests.waiting import until
 
 PATIENCE = 600.0
 """Seconds that a JVM may take for what it does in ten, where others want the processors too."""

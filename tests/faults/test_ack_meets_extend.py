@@ -9,7 +9,7 @@ import pytest
 from millpond import Ack, GiveBack, Nack, Outcome, Receipt, Reject
 from tests.faults.conftest import Everywhere
 from tests.faults.ground import SERVERS, Ground, message
-from tests.faults.processes import until
+from tests.waiting import until
 
 WAITING = {
     "postgres": "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()",

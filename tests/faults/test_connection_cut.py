@@ -16,7 +16,8 @@ from servers import Proxy
 from tests.faults.conftest import Everywhere
 from tests.faults.effects import COMMIT
 from tests.faults.ground import PATIENT, SERVERS, Ground, message
-from tests.faults.processes import beside, some_time, stop, until
+from tests.faults.processes import beside, some_time, stop
+from tests.waiting import until
 
 LEASE = 30.123457
 """Its bytes tell PostgreSQL's claims from other statements."""

@@ -16,7 +16,8 @@ import millpond
 from millpond import Store
 from tests.faults.conftest import Everywhere
 from tests.faults.ground import PATIENT, SERVERS, Ground
-from tests.faults.processes import beside, some_time, stop, until
+from tests.faults.processes import beside, some_time, stop
+from tests.waiting import until
 
 RESUME = 30.0
 """Seconds after the server's return by which workers must be at work again."""

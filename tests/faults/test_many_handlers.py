@@ -10,7 +10,8 @@ import pytest
 from servers import Proxy
 from tests.faults.conftest import Everywhere
 from tests.faults.ground import SERVERS, Ground
-from tests.faults.processes import Process, history, stop, until
+from tests.faults.processes import Process, history, stop
+from tests.waiting import until
 
 HANDLERS = 5_000
 

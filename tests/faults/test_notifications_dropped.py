@@ -12,7 +12,8 @@ import millpond
 from millpond import Store
 from tests.faults.conftest import Everywhere
 from tests.faults.ground import ALL, Ground
-from tests.faults.processes import history, stop, until
+from tests.faults.processes import history, stop
+from tests.waiting import until
 
 MAX_POLL = 1.0
 

@@ -10,7 +10,8 @@ import pytest
 from tests.faults.conftest import Everywhere
 from tests.faults.ground import ALL, Ground
 from tests.faults.plan import Aim
-from tests.faults.processes import history, some_time, until
+from tests.faults.processes import history, some_time
+from tests.waiting import until
 
 DRIVERS = {"sqlite": ["sqlite3"], "postgres": ["psycopg", "asyncpg"], "mariadb": ["PyMySQL"]}
 TABLE = "CREATE TABLE orders (number VARCHAR(60) NOT NULL)"

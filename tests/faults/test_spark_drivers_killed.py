@@ -81,7 +81,7 @@ async def die_at_random(here: Ground, queries: Queries, kills: int) -> int:
 async def test_at_random(everywhere: Everywhere) -> None:
     async def scenario(here: Ground) -> None:
         await publish(here, 200_000)
-        queries = Queries(here, per_trigger=2000)
+        queries = Queries(here, per_trigger=1000)
         in_flight = await die_at_random(here, queries, KILLS)
         await judge(here, "spark drivers killed at random", KILLS, await queries.sunk(), in_flight=in_flight)
         assert in_flight > KILLS // 2

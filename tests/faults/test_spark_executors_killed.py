@@ -13,8 +13,9 @@ from servers import SparkCluster
 from servers.processes import family
 from tests.faults.conftest import Everywhere
 from tests.faults.ground import Ground
-from tests.faults.processes import some_time, until
+from tests.faults.processes import some_time
 from tests.faults.spark_queries import PATIENCE, Queries, judge, publish
+from tests.waiting import until
 
 pytestmark = pytest.mark.long
 

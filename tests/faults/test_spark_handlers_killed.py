@@ -14,9 +14,10 @@ from servers.processes import family
 from tests.faults.conftest import Everywhere
 from tests.faults.ground import PATIENT, Ground
 from tests.faults.plan import VARIABLE
-from tests.faults.processes import ROOT, Process, history, some_time, stop, until
+from tests.faults.processes import ROOT, Process, history, some_time, stop
 from tests.faults.spark_queries import PATIENCE
 from tests.faults.test_spark_executors_killed import executors
+from tests.waiting import until
 
 pytestmark = pytest.mark.long
 

@@ -11,7 +11,8 @@ import pytest
 from tests.faults.conftest import Everywhere
 from tests.faults.ground import ALL, PATIENT, Ground
 from tests.faults.plan import Aim
-from tests.faults.processes import beside, history, some_time, stop, until
+from tests.faults.processes import beside, history, some_time, stop
+from tests.waiting import until
 
 AIMS = [
     Aim("claim", "before", 2),

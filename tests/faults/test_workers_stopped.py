@@ -10,7 +10,8 @@ import pytest
 from tests.faults.conftest import Everywhere
 from tests.faults.effects import OUTSIDE
 from tests.faults.ground import ALL, Ground
-from tests.faults.processes import Process, history, stop, until
+from tests.faults.processes import Process, history, stop
+from tests.waiting import until
 
 LEASE = 4.0
 

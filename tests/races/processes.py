@@ -6,14 +6,13 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.waiting import SOON
+
 ROOT = Path(__file__).resolve().parents[2]
-SOON = 60.0
-"""Nothing that a test waits for takes longer, however busy the machine."""
 
 
 class Actor:
@@ -88,14 +87,6 @@ class Actors:
     ) -> None:
         for actor in self._all:
             await actor.kill()
-
-
-async def until(condition: Callable[[], Awaitable[Any]], within: float = SOON, every: float = 0.02) -> Any:
-    """The first true answer of the condition, or a failure that says so."""
-    async with asyncio.timeout(within):
-        while not (answer := await condition()):  # noqa: ASYNC110 - what happens in a database sets no event
-            await asyncio.sleep(every)
-        return answer
 
 
 def report(

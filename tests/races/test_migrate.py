@@ -11,7 +11,8 @@ from millpond.transports.database import migrate as migrating
 from millpond.transports.database.dialect import Dialect
 from millpond.transports.database.migrate import Migration
 from millpond.transports.database.sqlite import SqliteDialect
-from tests.races.processes import Actors, report, until
+from tests.races.processes import Actors, report
+from tests.waiting import until
 
 THIS = migrating.migrations(SqliteDialect())[-1].version
 NEXT = Migration(

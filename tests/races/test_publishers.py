@@ -8,7 +8,8 @@ from collections import Counter
 from uuid import UUID, uuid4
 
 from millpond import Ack, Message, State, Store
-from tests.races.processes import Actors, report, until
+from tests.races.processes import Actors, report
+from tests.waiting import until
 
 FOR_SECONDS = 3.0
 

@@ -7,7 +7,8 @@ import random
 from collections import Counter
 
 from millpond import Ack, Message, State, Store
-from tests.races.processes import Actors, report, until
+from tests.races.processes import Actors, report
+from tests.waiting import until
 
 
 async def test_a_late_settle_wins_or_is_refused(url: str, store: Store, actors: Actors) -> None:

@@ -9,8 +9,9 @@ import pytest
 import millpond
 from millpond import Message, State, Store
 from servers import MariaDB, Postgres
-from tests.races.processes import Actors, report, until
+from tests.races.processes import Actors, report
 from tests.races.roles import beating
+from tests.waiting import until
 
 WORKERS, EACH = 3, 1_000
 

@@ -9,9 +9,10 @@ import pytest
 
 import millpond
 from millpond import Ack, Claim, Message, Nack, Receipt, State, Store
-from tests.races.processes import report, until
+from tests.races.processes import report
 from tests.transactions import callers
 from tests.transactions.callers import Hand
+from tests.waiting import until
 
 SERVERS = {
     "psycopg": ("postgres", callers.psycopg_sync),

@@ -11,8 +11,9 @@ from millpond import Ack, Claim, Message, Store
 from millpond.transports.database.options import StoreOptions
 from millpond.transports.url import Url
 from servers import PgBouncer, Postgres, Proxy
-from tests.races.processes import Actors, report, until
+from tests.races.processes import Actors, report
 from tests.races.roles import beating
+from tests.waiting import until
 
 COUNT = 2_500
 

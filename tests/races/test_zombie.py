@@ -11,7 +11,8 @@ import pytest
 
 import millpond
 from millpond import Ack, Message, Nack, Outcome, Receipt, Reject, Store
-from tests.races.processes import Actor, Actors, report, until
+from tests.races.processes import Actor, Actors, report
+from tests.waiting import until
 
 OUTCOMES = {
     "ack": Ack,

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 from uuid import uuid4
 
 from millpond import Millpond, State
+from tests.waiting import until
 
 APP = """
 import asyncio
@@ -59,8 +57,6 @@ async def die(n: int, delivery: Delivery):
     if not delivery.redelivered:
         os._exit(9)
 """
-SOON = 120.0
-"""Nothing that a test waits for takes longer, however busy the machine."""
 
 
 class Shop:
@@ -138,29 +134,3 @@ class Shop:
         for pid in self.workers():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-async def ended(process: subprocess.Popen[bytes]) -> int:
-    await until(lambda: process.poll() is not None)
-    assert process.returncode is not None
-    return process.returncode
-
-
-async def until(condition: Callable[[], Any]) -> Any:
-    """Look until it is so; fails after a while."""
-    async with asyncio.timeout(SOON):
-        while True:
-            value = condition()
-            if asyncio.iscoroutine(value):
-                value = await value
-            if value:
-                return value
-            await asyncio.sleep(0.02)

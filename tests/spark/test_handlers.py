@@ -22,7 +22,8 @@ from millpond.spark.handlers import crew_for, reference
 from millpond.spark.task import BEAT, RUN, STOP, Hello, Order, keep_worker
 from millpond.spark.tasks import Tasks
 from servers import ports
-from tests.spark.shop import Shop, is_alive, until
+from tests.spark.shop import Shop
+from tests.waiting import is_alive, until
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from millpond import State
 from millpond.cli import run as command
 from servers import SparkCluster
 from servers.processes import family
-from tests.spark.shop import Shop, ended, is_alive, until
+from tests.spark.shop import Shop
+from tests.waiting import ended, is_alive, until
 
 
 @pytest.fixture

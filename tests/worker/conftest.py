@@ -1,7 +1,7 @@
 """A pond on every backend in turn, each test's empty; and short ways to let it work and see what became of it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID, uuid4
@@ -10,6 +10,7 @@ import pytest
 
 from millpond import Millpond, Row, State
 from tests.shared import empty_database
+from tests.waiting import SOON, until
 
 DATABASES = ["sqlite", "postgresql", "mariadb"]
 BACKENDS = ["memory", *DATABASES]
@@ -61,22 +62,6 @@ async def working(pond: Millpond, **options: Any) -> AsyncIterator[None]:
             await run
 
 
-SOON = 60.0
-"""Nothing that a test waits for takes longer, however busy the machine."""
-
-
-async def until(condition: Callable[[], Any], within: float = SOON) -> Any:
-    """Look until it is so; fails after a while."""
-    async with asyncio.timeout(within):
-        while True:
-            value = condition()
-            if isinstance(value, Awaitable):
-                value = await value
-            if value:
-                return value
-            await asyncio.sleep(0.005)
-
-
 async def row(pond: Millpond, id_: UUID) -> Row:
     (found,) = await (await pond.transport).find([id_])  # type: ignore[attr-defined]
     return found
@@ -89,7 +74,7 @@ async def became(pond: Millpond, id_: UUID, state: State, within: float = SOON) 
         found = await (await pond.transport).find([id_])  # type: ignore[attr-defined]
         return found[0] if found and found[0].state is state else None
 
-    found: Row = await until(look, within)
+    found: Row = await until(look, within=within)
     return found
 
 
@@ -106,5 +91,5 @@ async def drained(pond: Millpond, queue: str = "q", within: float = SOON) -> dic
         now = await counts(pond, queue)
         return [] if set(now) & {State.PENDING, State.PROCESSING, State.RETRYABLE} else [now]
 
-    (found,) = await until(look, within)
+    (found,) = await until(look, within=within)
     return dict(found)

@@ -4,7 +4,8 @@ import asyncio
 from typing import Any
 
 from millpond import AckPolicy, Delivery, Message, Millpond, Retry, State
-from tests.worker.conftest import became, counts, drained, on, row, until, working
+from tests.waiting import until
+from tests.worker.conftest import became, counts, drained, on, row, working
 
 
 async def test_a_batch_handler_gets_lists(pond: Millpond) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from millpond import Delivery, Message, Millpond, State
-from tests.worker.conftest import SOON, counts, drained, on, until, working
+from tests.waiting import SOON, until
+from tests.worker.conftest import counts, drained, on, working
 
 
 class Gate:

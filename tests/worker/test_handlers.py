@@ -12,7 +12,8 @@ import pytest
 
 from millpond import Delivery, Message, Millpond, Retry, State, current_delivery
 from millpond.errors import InvalidOption
-from tests.worker.conftest import became, drained, on, until, working
+from tests.waiting import until
+from tests.worker.conftest import became, drained, on, working
 
 somebody: ContextVar[str] = ContextVar("somebody", default="nobody")
 

@@ -10,7 +10,8 @@ import pytest
 
 from millpond import Capability, Delivery, GiveBack, Millpond, Retry, State
 from millpond.telemetry import Counters, LeasesLost
-from tests.worker.conftest import SOON, became, on, row, until, working
+from tests.waiting import SOON, until
+from tests.worker.conftest import became, on, row, working
 
 LEASE = 2.0
 """A heartbeat comes three times as often, and may be late on a busy machine."""

@@ -15,7 +15,7 @@ from millpond.cli import logs
 from millpond.cli.progress import shown
 from millpond.worker import progress
 from millpond.worker.crew import Status
-from tests.worker.conftest import until
+from tests.waiting import until
 
 Configure = Callable[..., io.StringIO]
 

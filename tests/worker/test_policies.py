@@ -19,7 +19,8 @@ from millpond import (
     State,
 )
 from millpond.errors import InvalidTime
-from tests.worker.conftest import became, counts, on, row, until, working
+from tests.waiting import until
+from tests.worker.conftest import became, counts, on, row, working
 
 AGAIN = Retry.constant(60)
 

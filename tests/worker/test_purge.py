@@ -9,7 +9,8 @@ import pytest
 from millpond import Millpond, State, Store
 from millpond.errors import StoreBusy
 from millpond.worker import purge
-from tests.worker.conftest import counts, until, working
+from tests.waiting import until
+from tests.worker.conftest import counts, working
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,8 @@ import pytest
 
 from millpond import Millpond, State
 from millpond.cli import run as command
-from tests.worker.conftest import SOON, counts, drained, on, row, until
+from tests.waiting import SOON, ended, is_alive, until
+from tests.worker.conftest import counts, drained, on, row
 
 APP = """
 import asyncio, logging, os, threading, time
@@ -116,20 +117,6 @@ def shop(tmp_path: Path, url: str) -> Iterator[Shop]:
     shop = Shop(tmp_path, url)
     yield shop
     shop.close()
-
-
-async def ended(process: subprocess.Popen[bytes], within: float = SOON) -> int:
-    """The exit code."""
-    await until(lambda: process.poll() is not None, within)
-    return process.returncode
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 both = on("sqlite", "postgresql")

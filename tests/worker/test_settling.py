@@ -9,7 +9,8 @@ from millpond import Millpond, State
 from millpond.errors import AuthenticationFailed, StoreError, StoreUnavailable
 from millpond.outcome import Ack
 from millpond.worker import Worker
-from tests.worker.conftest import SOON, counts, drained, on, until
+from tests.waiting import SOON, until
+from tests.worker.conftest import counts, drained, on
 
 
 class Faulty:

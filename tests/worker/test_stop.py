@@ -12,7 +12,8 @@ import pytest
 from millpond import Delivery, Millpond, State
 from millpond.errors import Closed, InvalidOption, MillpondError
 from servers import Postgres, Proxy
-from tests.worker.conftest import became, counts, drained, on, row, until, working
+from tests.waiting import until
+from tests.worker.conftest import became, counts, drained, on, row, working
 
 
 @contextlib.asynccontextmanager

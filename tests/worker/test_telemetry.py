@@ -20,7 +20,8 @@ from millpond.telemetry import (
     log_event,
 )
 from millpond.transports.observed import Observed
-from tests.worker.conftest import became, on, until, working
+from tests.waiting import until
+from tests.worker.conftest import became, on, working
 
 
 async def test_every_event_is_announced_once(pond: Millpond) -> None:

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from millpond import Delivery, LeaseLost, Millpond, Retry, State
-from tests.worker.conftest import SOON, became, counts, on, row, until, working
+from tests.waiting import SOON, until
+from tests.worker.conftest import became, counts, on, row, working
 
 AGAIN = Retry.constant(60)
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from millpond import Millpond, NackMessage, State
-from tests.worker.conftest import became, drained, on, until, working
+from tests.waiting import until
+from tests.worker.conftest import became, drained, on, working
 
 NEVER = 3600.0
 """A poll interval that no test waits for."""

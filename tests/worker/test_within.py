@@ -16,7 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from millpond import Delivery, LeaseLost, Millpond, Retry, State
 from millpond.telemetry import Counters
-from tests.worker.conftest import became, counts, on, row, until, working
+from tests.waiting import until
+from tests.worker.conftest import became, counts, on, row, working
 
 AGAIN = Retry.constant(60)
 DRIVERS = {"sqlite": "aiosqlite", "postgresql": "asyncpg", "mysql": "asyncmy"}
