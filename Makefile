@@ -35,8 +35,7 @@ bench-spark: $(VENV)/installed servers ## measure Spark against its own JDBC
 	@$(BIN)/python -m bench.spark
 
 faults: $(VENV)/installed servers ## kill servers and cut networks for minutes
-	@$(BIN)/python -m pytest tests/faults --long
-	@$(BIN)/python -m pytest tests --long -m long --ignore tests/faults
+	@$(BIN)/python -m pytest --long -m long
 
 clean: ## remove everything that was built here
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -9,6 +9,9 @@ from typing import Self
 from servers.ports import LOOPBACK, free_port
 from servers.server import Server, find_program
 
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For what lives for seconds: Java compiles it quickly, not well, and leaves the processors to others."""
+
 
 class _Daemon(Server):
     """A Java process of Spark's. Its package brings no account, so that it runs as whoever starts it."""
@@ -23,7 +26,7 @@ class _Daemon(Server):
 
     def command(self) -> list[str]:
         find_program("java", "openjdk-17-jre-headless")
-        java = " ".join(("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *self.settings))
+        java = " ".join((JAVA, *self.settings))
         environment = (
             f"SPARK_DAEMON_JAVA_OPTS={java}",
             f"SPARK_DAEMON_MEMORY={self.memory}",
@@ -100,6 +103,7 @@ class SparkCluster:
             "spark.driver.bindAddress": LOOPBACK,
             "spark.driver.memory": "512m",
             "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": JAVA,
             "spark.sql.shuffle.partitions": "2",
         }
 

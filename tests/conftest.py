@@ -15,6 +15,7 @@ from uuid import uuid4
 import pytest
 
 from servers import MariaDB, Postgres, RabbitMQ
+from servers.spark import JAVA
 from tests.shared import SharedDatabase
 
 FAULTS, FAULTS_SEED = "faults", "MILLPOND_FAULTS_SEED"
@@ -24,6 +25,8 @@ os.environ[FAULTS_SEED] = os.environ.get(FAULTS_SEED) or str(random.SystemRandom
 SPARK = "spark"
 """What needs Java: one test after the other, since one of them keeps both processors busy."""
 SLOWEST_FIRST = {SPARK: 0, "faults": 1}
+# Of all drivers that tests start, and of what Spark starts to find out how to start Java.
+os.environ["SPARK_SUBMIT_OPTS"] = os.environ["SPARK_LAUNCHER_OPTS"] = JAVA
 SPARKS_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 
 
@@ -132,6 +135,29 @@ def shared_mariadb(mariadb_server: MariaDB) -> Iterator[SharedDatabase]:
 def rabbitmq_server() -> Iterator[RabbitMQ]:
     with RabbitMQ() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One session for the whole run: starting one takes ten seconds."""
+    import millpond.spark
+    from bench.spark.ground import jdbc_driver
+
+    folder = tmp_path_factory.mktemp("spark")
+    session = millpond.spark.session(
+        "millpond-tests",
+        "local[2]",
+        {
+            "spark.driver.memory": "1g",
+            "spark.jars": jdbc_driver(),
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.local.dir": str(folder),
+            "spark.sql.streaming.numRecentProgressUpdates": "1000",
+        },
+    )
+    yield session
+    session.stop()
 
 
 @pytest.fixture

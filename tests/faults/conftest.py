@@ -7,17 +7,17 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from servers import MariaDB, Postgres
 from tests.conftest import FAULTS
 from tests.faults.ground import Ground, ground
 from tests.faults.report import LINES
 
 Scenario = Callable[[Ground], Awaitable[None]]
-Everywhere = Callable[[Scenario], Awaitable[None]]
+Everywhere = Callable[..., Awaitable[None]]
 
 ONLY = "MILLPOND_FAULTS_ON"
 """Names the databases to run on, if not on all."""
@@ -40,10 +40,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    seconds = LONG_TIMEOUT if config.getoption("--long") else SHORT_TIMEOUT
+    long = config.getoption("--long")
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.timeout(seconds))
+            item.add_marker(pytest.mark.timeout(LONG_TIMEOUT if long else SHORT_TIMEOUT))
+            if long:
+                item.add_marker(pytest.mark.long)  # in this form each is, so that `-m long` finds them
 
 
 @pytest.fixture
@@ -53,38 +55,38 @@ def long(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def everywhere(request: pytest.FixtureRequest, where: tuple[str, ...], tmp_path: Path) -> Everywhere:
-    """Runs a scenario on each of the test's databases; all must hold."""
+def everywhere(request: pytest.FixtureRequest, where: tuple[str, ...], tmp_path: Path, long: bool) -> Everywhere:
+    """Runs scenarios on each of the test's databases, each on one of its own; all must hold."""
     marker = request.node.get_closest_marker("databases")
-    servers: dict[str, Postgres | MariaDB] = {}
-    urls: dict[str, str] = {}
-    for name in where:
-        if name == "sqlite":
-            urls[name] = f"sqlite:///{tmp_path / 'pond.db'}"
-            continue
-        server = servers[name] = request.getfixturevalue(
-            f"own_{name}" if marker.kwargs.get("own") else f"{name}_server"
-        )
-        database = f"fault_{uuid4().hex[:12]}"
-        urls[name] = server.create_database(database)
-        request.addfinalizer(lambda server=server, database=database: server.start().drop_database(database))
+    kind = "own_{}" if marker.kwargs.get("own") else "{}_server"
+    servers = {name: request.getfixturevalue(kind.format(name)) for name in where if name != "sqlite"}
 
-    async def on(name: str, scenario: Scenario) -> None:
+    def fresh(name: str, folder: Path) -> str:
+        if name == "sqlite":
+            return f"sqlite:///{folder / 'pond.db'}"
+        database = f"fault_{uuid4().hex[:12]}"
+        request.addfinalizer(lambda: servers[name].start().drop_database(database))
+        return str(servers[name].create_database(database))
+
+    async def on(name: str, scenario: Scenario, folder: Path) -> None:
         try:
-            async with ground(name, urls[name], tmp_path / name, servers.get(name)) as here:
+            async with ground(name, fresh(name, folder), folder, servers.get(name)) as here:
                 await scenario(here)
         except Exception as e:
             e.add_note(f"on {name}")
             raise
 
-    async def run(scenario: Scenario) -> None:
-        ends = await asyncio.gather(*(on(name, scenario) for name in where), return_exceptions=True)
+    async def run(*scenarios: Scenario) -> None:
+        works = [on(name, each, tmp_path / str(n) / name) for n, each in enumerate(scenarios) for name in where]
+        ends: list[Any] = []
+        for some in [[work] for work in works] if long else [works]:
+            ends += await asyncio.gather(*some, return_exceptions=True)
         request.node.user_properties.extend((FAULTS, line) for line in LINES)
         LINES.clear()
         failed = [end for end in ends if isinstance(end, Exception)]
         if len(failed) == 1:
             raise failed[0]
         if failed:
-            raise ExceptionGroup("on several databases", failed)
+            raise ExceptionGroup("in several places", failed)
 
     return run

@@ -25,12 +25,22 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ[DRIVER] = str(os.getpid())
     job = Job.of_this_process()
-    folder, place = Path(job.folder), Path(job.place)
+    folder = Path(job.folder)
     history = History(folder / "history")
     spark = millpond.spark.session("faults", job.master, settings(folder) | job.settings)
     spark.dataSource.register(DyingSource)
     while not (folder / f"go-{os.getpid()}").exists():
         time.sleep(0.02)
+
+    query = start(spark, job)
+    history.write(began=True)
+    query.awaitTermination()
+    history.write(ended=True)
+
+
+def start(spark: Any, job: Job) -> Any:
+    """The query, on a session of this process or of a test."""
+    place = Path(job.place)
 
     def to_files(frame: Any, number: int) -> None:
         rows = frame.selectExpr("cast(payload as string) as number", "deliveries")
@@ -47,16 +57,12 @@ def main() -> None:
     else:
         writer = stream.load().select("payload").writeStream.format(name).options(url=job.url, queue=TARGET)
     trigger: dict[str, Any] = {"processingTime": "0 seconds"} if job.forever else {"availableNow": True}
-    query = writer.option("checkpointLocation", str(place / "checkpoint")).trigger(**trigger).start()
-    history.write(began=True)
-    query.awaitTermination()
-    history.write(ended=True)
+    return writer.option("checkpointLocation", str(place / "checkpoint")).trigger(**trigger).start()
 
 
 def settings(folder: Path) -> dict[str, str]:
     return {
         "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.local.dir": str(folder),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tests.faults import spark_job
 from tests.faults.checker import Tally
 from tests.faults.ground import Ground
 from tests.faults.plan import Aim
@@ -32,8 +34,10 @@ class Queries:
 
     def prepare(self, aim: Aim | None = None) -> Process:
         """A driver that has the session, or will, and waits for the word."""
-        job = Job(url=self.here.url, folder=str(self.here.folder), place=str(self.place), aim=aim, **self._options)
-        return self.here.processes.start(job, "tests.faults.spark_job")
+        return self.here.processes.start(self._job(aim), "tests.faults.spark_job")
+
+    def _job(self, aim: Aim | None = None) -> Job:
+        return Job(url=self.here.url, folder=str(self.here.folder), place=str(self.place), aim=aim, **self._options)
 
     def go(self, driver: Process) -> Process:
         (self.here.folder / f"go-{driver.pid}").touch()
@@ -51,6 +55,10 @@ class Queries:
         """Let a driver do what is left, to its end."""
         last = await self.ended(driver or self.start())
         assert last.code == 0, last.log[-6000:]
+
+    async def finish_on(self, spark: Any) -> None:
+        """The same on a session that is there, which saves the time of a start."""
+        await asyncio.to_thread(spark_job.start(spark, self._job()).awaitTermination)
 
     async def advance(self, driver: Process, batches: int) -> Process:
         """Wait until this driver, or the one that took its place, has begun, and so many batches are acknowledged."""

@@ -49,8 +49,8 @@ async def many_handlers(here: Ground, proxy: Proxy, others_proxy: Proxy, rounds:
     for n in range(rounds):
         proxy.cut()
         await beats_again(here, many)
-        proxy.black_hole()  # the other one sees that it does not beat, for longer than a dead one would have
-        await asyncio.sleep(7)
+        proxy.black_hole()  # the other one sees that it does not beat, while it finds one that is really dead
+        await the_dead_are_found(here, n, other)
         proxy.resume()
         await beats_again(here, many)
         for each in (proxy, others_proxy):
@@ -60,7 +60,6 @@ async def many_handlers(here: Ground, proxy: Proxy, others_proxy: Proxy, rounds:
         for each in (proxy, others_proxy):
             each.accept()
         await beats_again(here, many, other)
-        await the_dead_are_found(here, n, other)
         await asyncio.to_thread(here.server.kill)
         await asyncio.to_thread(here.server.start)
         await beats_again(here, many, other)

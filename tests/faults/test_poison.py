@@ -1,4 +1,4 @@
-"""Poison among 500 messages of one claim: it comes to dead letters by itself, for the right reason, and alone."""
+"""Poison among 500 messages of a claim or a batch: it comes to dead letters by itself, for the right reason, alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REASONS = {
 
 @pytest.mark.databases(*ALL)
 async def test_it_takes_no_neighbour_with_it(everywhere: Everywhere, long: bool) -> None:
-    async def scenario(here: Ground) -> None:
+    async def in_claims(here: Ground) -> None:
         each = 5 if long else 1
         poison = [f"{kind}-{n}" for kind in REASONS for n in range(each)]
         good = [f"good-{n}" for n in range(CLAIM * each - len(poison))]
@@ -34,19 +34,13 @@ async def test_it_takes_no_neighbour_with_it(everywhere: Everywhere, long: bool)
         await supervised(here, "poison", {**OPTIONS, "max_workers": CLAIM})
         await judge(here, "poison in claims of 500", poison)
 
-    await everywhere(scenario)
-
-
-@pytest.mark.databases(*ALL)
-@pytest.mark.parametrize("kinds", [["exit"], ["hang", "raise"]], ids=["exit", "hang and raise"])
-async def test_it_takes_no_neighbour_of_its_batch_with_it(everywhere: Everywhere, kinds: list[str]) -> None:
-    async def scenario(here: Ground) -> None:
+    async def in_batches(here: Ground, *kinds: str) -> None:
         poison = [f"{kind}-0" for kind in kinds]
         await publish(here, "poisons", poison, [f"good-{n}" for n in range(CLAIM - len(poison))])
         await supervised(here, "poisons", {**OPTIONS, "batch": CLAIM, "max_workers": 1})
         await judge(here, f"poison in batches ({', '.join(kinds)})", poison)
 
-    await everywhere(scenario)
+    await everywhere(in_claims, lambda here: in_batches(here, "exit"), lambda here: in_batches(here, "hang", "raise"))
 
 
 async def publish(here: Ground, queue: str, poison: list[str], good: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -31,33 +32,38 @@ PER_TRIGGER = 20
 KILLS = 50
 
 
-async def die_at(points: Sequence[tuple[str, str]], here: Ground, sink: str) -> None:
-    """Each driver acknowledges a batch or two and dies in the next; the last one does what is left."""
-    await publish(here, PER_TRIGGER * (3 * len(points) + 3))
+async def die_at(points: Sequence[tuple[str, str]], here: Ground, sink: str, spark: Any) -> None:
+    """Each driver repeats the batch that the one before died in, and dies in the next but one; what is left is done in
+    this process."""
+    await publish(here, PER_TRIGGER * (2 * len(points) + 2))
     queries = Queries(here, per_trigger=PER_TRIGGER, sink=sink)
-    aims = [Aim(point, when, nth=3 * n) for n, (point, when) in enumerate(points, 1)]
+    aims = [Aim(point, when, nth=2 * n) for n, (point, when) in enumerate(points, 1)]
     spare = queries.prepare(aims[0])
     for n, aim in enumerate(aims):
-        driver, spare = queries.go(spare), queries.prepare(*aims[n + 1 : n + 2])
+        driver = queries.go(spare)
+        if n + 1 < len(aims):
+            spare = queries.prepare(aims[n + 1])
         driver = await queries.ended(driver)
         assert driver.code == -signal.SIGKILL, driver.log[-6000:]
         deaths = [(line["died"], line["when"], line["seq"]) for line in history(here.folder).read() if "died" in line]
         # Two tasks may come to a point at once, and both tell.
         assert list(dict.fromkeys(deaths))[n:] == [(aim.point, aim.when, aim.nth)], "it died where it should"
-    await queries.finish(queries.go(spare))
+    await queries.finish_on(spark)
     await judge(here, f"spark drivers killed at points, {sink}", len(points), await queries.sunk())
 
 
 @pytest.mark.databases("postgres")
-async def test_at_some_points(everywhere: Everywhere) -> None:
-    await everywhere(lambda here: die_at(SHORT, here, "queue"))
+async def test_at_some_points(everywhere: Everywhere, spark: Any) -> None:
+    await everywhere(lambda here: die_at(SHORT, here, "queue", spark))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("sink", "points"), [("queue", QUEUE), ("files", FILES)], ids=["queue", "files"])
 @pytest.mark.databases("postgres", "mariadb", "sqlite")
-async def test_at_chosen_points(everywhere: Everywhere, sink: str, points: Sequence[tuple[str, str]]) -> None:
-    await everywhere(lambda here: die_at(points, here, sink))
+async def test_at_chosen_points(
+    everywhere: Everywhere, spark: Any, sink: str, points: Sequence[tuple[str, str]]
+) -> None:
+    await everywhere(lambda here: die_at(points, here, sink, spark))
 
 
 async def die_at_random(here: Ground, queries: Queries, kills: int) -> int:

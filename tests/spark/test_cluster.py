@@ -59,7 +59,7 @@ for atomic in ("true", "false"):
     frame.write.format("dying").mode("append").options(**options).save()
 
 stream = spark.readStream.format("millpond").options(url=url, queue="atomic true", stream="s", minPartitions="2")
-stream.option("maxMessagesPerTrigger", 150).load().select("payload").writeStream.format("millpond").options(
+stream.option("maxMessagesPerTrigger", 250).load().select("payload").writeStream.format("millpond").options(
     url=url, queue="out", checkpointLocation=folder
 ).trigger(availableNow=True).start().awaitTermination()
 print(json.dumps([sorted(row.id for row in found), refused]))
@@ -69,6 +69,7 @@ SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
     "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "1",
 }
 
 
