@@ -32,12 +32,12 @@ PER_TRIGGER = 20
 KILLS = 50
 
 
-async def die_at(points: Sequence[tuple[str, str]], here: Ground, sink: str, spark: Any) -> None:
-    """Each driver repeats the batch that the one before died in, and dies in the next but one; what is left is done in
+async def die_at(points: Sequence[tuple[str, str]], here: Ground, sink: str, spark: Any, apart: int = 2) -> None:
+    """Each driver repeats the batch that the one before died in, and dies some batches later; what is left is done in
     this process."""
-    await publish(here, PER_TRIGGER * (2 * len(points) + 2))
+    await publish(here, PER_TRIGGER * (apart * len(points) + 2))
     queries = Queries(here, per_trigger=PER_TRIGGER, sink=sink)
-    aims = [Aim(point, when, nth=2 * n) for n, (point, when) in enumerate(points, 1)]
+    aims = [Aim(point, when, nth=apart * n) for n, (point, when) in enumerate(points, 1)]
     spare = queries.prepare(aims[0])
     for n, aim in enumerate(aims):
         driver = queries.go(spare)
@@ -54,7 +54,7 @@ async def die_at(points: Sequence[tuple[str, str]], here: Ground, sink: str, spa
 
 @pytest.mark.databases("postgres")
 async def test_at_some_points(everywhere: Everywhere, spark: Any) -> None:
-    await everywhere(lambda here: die_at(SHORT, here, "queue", spark))
+    await everywhere(lambda here: die_at(SHORT, here, "queue", spark, apart=1))
 
 
 @pytest.mark.long
