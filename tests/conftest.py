@@ -24,7 +24,9 @@ FAULTS, FAULTS_SEED = "faults", "MILLPOND_FAULTS_SEED"
 os.environ[FAULTS_SEED] = os.environ.get(FAULTS_SEED) or str(random.SystemRandom().randrange(1 << 32))
 SPARK = "spark"
 """What needs Java: one test after the other, since one of them keeps both processors busy."""
-SLOWEST_FIRST = {SPARK: 0, "faults": 1}
+FIRST = (SPARK, "faults", "races", "worker")
+"""In a parallel run: what takes longest, so that nobody waits for it at the end, and what mostly waits itself, while
+Spark keeps the processors busy."""
 # Of all drivers that tests start, and of what Spark starts to find out how to start Java.
 os.environ["SPARK_SUBMIT_OPTS"] = os.environ["SPARK_LAUNCHER_OPTS"] = JAVA
 SPARKS_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
@@ -35,8 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # What takes longest begins first, so that a parallel run does not wait for it at the end.
-    items.sort(key=lambda item: SLOWEST_FIRST.get(_kind(item.nodeid), len(SLOWEST_FIRST)))
+    items.sort(key=lambda item: FIRST.index(kind) if (kind := _kind(item.nodeid)) in FIRST else len(FIRST))
     if config.getoption("--long"):
         return
     long = [item for item in items if item.get_closest_marker("long")]
