@@ -12,12 +12,14 @@ from bench.spark.ground import PAYLOAD, Ground
 BAR = 0.95
 PARTS = 2
 SOME = ("id", "queue", "state", "archived_at")
+# As workers leave them: due at once, and done at the first attempt.
 FILL = f"""
 INSERT INTO message_archive (id, queue, key, priority, due_at, payload, deliveries, attempts, created_at,
 first_attempt_at, last_attempt_at, acquired_at, token, state, archived_at)
-SELECT gen_random_uuid(), 'bench', 'key-' || n %% 1000, 50, t.now, convert_to(repeat('x', {PAYLOAD}), 'UTF8'), 1, 1,
-t.now, t.now, t.now, t.now, n, 'COMPLETED', t.now
-FROM generate_series(1, %s) n, (SELECT (extract(epoch FROM now()) * 1000000)::bigint AS now) t
+SELECT gen_random_uuid(), 'bench', 'key-' || n %% 1000, 50, created, convert_to(repeat('x', {PAYLOAD}), 'UTF8'), 1, 1,
+created, acquired, now, acquired, n, 'COMPLETED', now
+FROM (SELECT n, now, now - 900000 - n %% 1000 AS created, now - n %% 9000 AS acquired
+FROM generate_series(1, %s) n, (SELECT (extract(epoch FROM now()) * 1000000)::bigint AS now) t) m
 """
 
 

@@ -215,7 +215,7 @@ def test_slices_are_shared_evenly() -> None:
     assert [count(size, 1) for size in (0, SLICE_BYTES, SLICE_BYTES + 1)] == [1, 1, 2]
 
 
-@pytest.mark.parametrize("names", [["shard"], ["state"], ["priority", "key", "state"], ["expires_at"]])
+@pytest.mark.parametrize("names", [["shard"], ["state"], ["priority", "key", "state"], ["expires_at"], ["attempts"]])
 def test_some_columns_alone(filled_url: str, names: list[str]) -> None:
     for table in TABLES:
         columns = [column for column in batch_columns(table, 7) if column.name in names]
@@ -231,12 +231,15 @@ def test_some_columns_alone(filled_url: str, names: list[str]) -> None:
 
 _MANY = """
 INSERT INTO message_archive (id, queue, key, priority, due_at, headers, payload, deliveries, attempts, created_at,
-acquired_at, state, reason, error, archived_at)
-SELECT gen_random_uuid(), 'größe', CASE WHEN n %% 3 > 0 THEN repeat('ü', n %% 40) END, n %% 101, n,
-CASE WHEN n %% 5 = 0 THEN '{"n": 1}' END, decode(repeat(lpad(to_hex(n), 6, '0'), n %% 200), 'hex'), 1, 1, n,
-CASE WHEN n %% 7 > 0 THEN n END, 'FAILED', 'why', CASE WHEN n %% 2 > 0 THEN 'no' END,
-(extract(epoch FROM now()) * 1000000)::bigint FROM generate_series(1, %s) n
+expires_at, first_attempt_at, last_attempt_at, acquired_at, state, reason, error, archived_at)
+SELECT gen_random_uuid(), 'größe', CASE WHEN n % 3 > 0 THEN repeat('ü', n % 40) END, n % 101, n + n % 4 / 3,
+CASE WHEN n % 5 = 0 THEN '{"n": 1}' END, decode(repeat(lpad(to_hex(n), 6, '0'), n % 200), 'hex'), 1, 1 - n % 9 / 8, n,
+CASE WHEN n % 1000 = 0 THEN -n END, CASE WHEN n % 6 > 0 THEN n + n % 3 / 2 END,
+CASE WHEN n % 8 > 0 THEN now - n % 2 END, CASE WHEN n % 7 > 0 THEN n END,
+CASE WHEN n % 2 > 0 THEN 'FAILED' ELSE 'COMPLETED' END, 'why', CASE WHEN n % 2 > 0 THEN 'no' END, now
+FROM generate_series(1, 30000) n, (SELECT (extract(epoch FROM now()) * 1000000)::bigint AS now) t
 """
+_MOMENTS = ("created_at", "due_at", "expires_at", "first_attempt_at", "last_attempt_at", "acquired_at", "archived_at")
 _LARGE = "UPDATE message_archive SET payload = (SELECT string_agg(uuid_send(gen_random_uuid()), ''::bytea) FROM {many})"
 
 
@@ -245,12 +248,12 @@ def test_an_archive_of_many_pages(postgres_url: str, kept_outside: bool) -> None
     """In blocks, and row by row where the server keeps large values elsewhere."""
     fill(postgres_url, [])
     with psycopg.connect(postgres_url, autocommit=True, row_factory=dict_row) as connection:
-        connection.execute(_MANY, (30_000,))
+        connection.execute(_MANY)
         if kept_outside:
             connection.execute(_LARGE.format(many="generate_series(1, 500)") + " WHERE due_at = 1")
         wanted = connection.execute(
-            "SELECT id::text, queue, key, priority, payload, headers, deliveries, created_at, due_at, state, attempts, "
-            "acquired_at, reason, error FROM message_archive ORDER BY id"
+            "SELECT id::text, queue, key, priority, payload, headers, deliveries, attempts, state, reason, error, "
+            f"{', '.join(_MOMENTS)} FROM message_archive ORDER BY id"
         ).fetchall()
         sizes = connection.execute("SELECT pg_relation_size(inhrelid) / 8192 AS pages FROM pg_inherits").fetchall()
     assert max(row["pages"] for row in sizes) > 2 * BLOCK_PAGES
@@ -259,7 +262,7 @@ def test_an_archive_of_many_pages(postgres_url: str, kept_outside: bool) -> None
         assert {piece.blocks is None for piece in pieces} == {kept_outside}
         found = fetch_by(fetcher, "archive", at_least=2).sort_by("id").to_pylist()
     for row, want in zip(found, wanted, strict=True):
-        moments = {name: moment(want[name]) for name in ("created_at", "due_at", "acquired_at")}
+        moments = {name: moment(want[name]) for name in _MOMENTS}
         assert {name: row[name] for name in want} == want | moments
 
 

@@ -4,93 +4,142 @@ A row costs the same to receive however small it is, and so does each of its fie
 block of pages together, each column's values end to end, with their lengths beside them where they differ. What is
 left to do here is done to whole columns.
 
+Where most messages have the same in two columns, or nothing in one, the server is spared too: a bit of each row says
+whether that is so, and only what is different travels.
+
 Not for rows whose values the server keeps elsewhere (TOAST): a block of them might be larger than a value can be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from millpond.message import State
 from millpond.transports.database.fetch.columns import Column, Kind, select
-from millpond.transports.database.fetch.packed import NULL, array, is_constant
+from millpond.transports.database.fetch.packed import NULL, constant, ids, is_constant, moments
 from millpond.transports.database.fetch.slices import Piece
 
-_SENT = {Kind.ID: "uuid_send({})", Kind.MOMENT: f"int8send(coalesce({{}}, ({NULL})))"}
+_USUAL: Mapping[str, str | None] = {
+    "due_at": "created_at",
+    "first_attempt_at": "acquired_at",
+    "last_attempt_at": "archived_at",
+    "attempts": "deliveries",
+    "expires_at": None,
+    "headers": None,
+    "reason": None,
+    "error": None,
+}
+"""Columns that have what another one has, or nothing, in a message that was due at once and handled by one attempt."""
+
 _GATHERED = (Kind.TEXT, Kind.BYTES)
+_LENGTH = "octet_length({})"
+_SENT = {Kind.ID: "uuid_send({})", Kind.MOMENT: f"int8send(coalesce({{}}, ({NULL})))"}
+_WHOLE = {Kind.NUMBER: "{}", Kind.TEXT: f"coalesce({_LENGTH}, -1)", Kind.BYTES: f"coalesce({_LENGTH}, -1)"}
+"""Columns that are whole numbers, or have one: a text's is its length."""
+_SENT_ALONE = {Kind.MOMENT: _SENT[Kind.MOMENT], Kind.NUMBER: "int4send({})", Kind.TEXT: f"int4send({_LENGTH})"}
+_NOTHING = {Kind.MOMENT: (NULL, np.int64), Kind.TEXT: (-1, np.int32)}
 _SHIFT = 1 << 32
 _STATES = pa.array(list(State), pa.string())
 # By the alphabet: so the commonest comes first.
 _CODES = " ".join(f"WHEN '{state}' THEN {list(State).index(state)}" for state in sorted(State))
-_WHOLE = {
-    Kind.NUMBER: "{}",
-    Kind.STATE: f"CASE {{}} {_CODES} END",
-    Kind.TEXT: "coalesce(octet_length({}), -1)",
-    Kind.BYTES: "coalesce(octet_length({}), -1)",
-}
-"""Columns that are whole numbers, or have one: a text's is its length."""
+_MARK = 8
+"""The lowest mark of a column; below are the codes of states."""
 
 
 def gathering(columns: Sequence[Column], piece: Piece) -> str:
     """The statement that reads a piece block by block."""
-    named = [(column.kind, f"t.c{n}") for n, column in enumerate(columns) if not is_constant(column)]
-    whole = [_WHOLE[kind].format(name) for kind, name in named if kind in _WHOLE]
+    always, seldom = _travelling(columns)
+    values = [_SENT[kind].format(f"t.c{n}") for n, kind in always.items() if kind in _SENT]
+    whole = [_WHOLE[kind].format(f"t.c{n}") for n, kind in always.items() if kind in _WHOLE]
+    marks = [f"CASE t.c{n} {_CODES} END" for n, kind in always.items() if kind is Kind.STATE]
+    conditions = [
+        f"t.c{n} IS DISTINCT FROM {'NULL' if usual is None else f't.c{usual}'}" for n, usual in seldom.items()
+    ]
+    marks += [f"CASE WHEN {differs} THEN {_MARK << bit} ELSE 0 END" for bit, differs in enumerate(conditions)]
+    whole += [f"({' + '.join(marks)})"] if marks else []
     # Two by two, since each call costs more than the arithmetic.
     pairs = [f"{a} * {_SHIFT} + {b}" for a, b in zip(whole[::2], [*whole[1::2], "0"], strict=False)]
-    values = [_SENT[kind].format(name) for kind, name in named if kind in _SENT]
     values += [f"int8send({pair})" for pair in pairs]
-    values += [name for kind, name in named if kind in _GATHERED]
+    values += [f"t.c{n}" for n, kind in always.items() if kind in _GATHERED]
     gathered = ["count(*) AS n", *(f"string_agg({value}, NULL)" for value in values)]
+    for n, differs in zip(seldom, conditions, strict=True):
+        gathered.append(f"string_agg({_SENT_ALONE[columns[n].kind].format(f't.c{n}')}, NULL) FILTER (WHERE {differs})")
+        gathered += [f"string_agg(t.c{n}, NULL)"] if columns[n].kind in _GATHERED else []
     return (
         f"SELECT g.* FROM {piece.blocks} AS b, LATERAL (SELECT {', '.join(gathered)} "
         f"FROM ({select(columns, piece.rest)}) AS t) AS g WHERE g.n > 0"
     )
 
 
-def scatter(blocks: pa.RecordBatch, columns: Sequence[Column], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of each block."""
+def scatter(blocks: pa.RecordBatch, columns: Sequence[Column], schema: pa.Schema) -> pa.RecordBatch:
+    """The rows of all these blocks."""
+    always, seldom = _travelling(columns)
     counts, *values = blocks.columns
-    for place, count in enumerate(counts.to_pylist()):
-        arrays = _arrays(columns, count, [_value(column, place) for column in values])
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+    count = sum(counts.to_pylist())
+    rest = map(_end_to_end, values)
+    arrays = {n: constant(column, count) for n, column in enumerate(columns) if is_constant(column)}
+    numbers: dict[int, np.ndarray] = {}  # and moments, and the lengths of texts
+    for n, kind in always.items():
+        if kind is Kind.ID:
+            arrays[n] = ids(np.frombuffer(next(rest), np.uint8))
+        elif kind is Kind.MOMENT:
+            numbers[n] = np.frombuffer(next(rest), ">i8").astype(np.int64)
+    with_whole = [n for n, kind in always.items() if kind in _WHOLE]
+    has_marks = bool(seldom) or Kind.STATE in always.values()
+    halves = _halves([next(rest) for _ in range(-(-(len(with_whole) + has_marks) // 2))])
+    numbers |= {n: next(halves) for n in with_whole}
+    marks = next(halves) if has_marks else np.empty(0, np.int32)
+    for n, kind in always.items():
+        if kind is Kind.STATE:
+            arrays[n] = _STATES.take(pa.array(marks & (_MARK - 1)))
+        elif n in numbers:
+            arrays[n] = _array(kind, numbers[n], next(rest) if kind in _GATHERED else None)
+    for bit, (n, usual) in enumerate(seldom.items()):
+        kind = columns[n].kind
+        sent = np.frombuffer(next(rest), ">i8" if kind is Kind.MOMENT else ">i4")
+        data = next(rest) if kind in _GATHERED else None
+        if not len(sent):
+            arrays[n] = pa.nulls(count, kind.arrow) if usual is None else arrays[usual]
+            continue
+        found = numbers[usual].copy() if usual is not None else np.full(count, *_NOTHING[kind])
+        found[(marks & (_MARK << bit)) != 0] = sent
+        arrays[n] = _array(kind, found, data)
+    return pa.RecordBatch.from_arrays([arrays[n] for n in range(len(columns))], schema=schema)
 
 
-def _value(column: pa.Array, place: int) -> pa.Buffer:
-    """Not copied, as a scalar would be. Null is empty: nobody had a value."""
-    _, offsets, data = column.buffers()
-    start, end = np.frombuffer(offsets, np.int32)[column.offset + place :][:2].tolist()
+def _travelling(columns: Sequence[Column]) -> tuple[dict[int, Kind], dict[int, int | None]]:
+    """The places of columns that travel: always, by their kind, and seldom, by the place of what is usual there."""
+    places = {column.name: n for n, column in enumerate(columns)}
+    seldom = {
+        places[name]: None if usual is None else places[usual]
+        for name, usual in _USUAL.items()
+        if name in places and (usual is None or usual in places)
+    }
+    always = {n: column.kind for n, column in enumerate(columns) if n not in seldom and not is_constant(column)}
+    return always, seldom
+
+
+def _end_to_end(values: pa.Array) -> pa.Buffer:
+    """Not copied. What is null has no bytes: nobody had a value."""
+    _, offsets, data = values.buffers()
+    start, end = np.frombuffer(offsets, np.int32)[[values.offset, values.offset + len(values)]].tolist()
     return data.slice(start, end - start) if data is not None else pa.py_buffer(b"")
 
 
-def _arrays(columns: Sequence[Column], count: int, values: Sequence[pa.Buffer]) -> list[pa.Array]:
-    kinds = [column.kind for column in columns if not is_constant(column)]
-    rest = iter(values)
-    sent = iter([next(rest) for kind in kinds if kind in _SENT])
-    whole = _whole([next(rest) for _ in range(-(-sum(kind in _WHOLE for kind in kinds) // 2))])
-    arrays = []
-    for column in columns:
-        if is_constant(column):
-            arrays.append(pa.repeat(pa.scalar(int(column.sql), column.kind.arrow), count))
-        elif column.kind in _SENT:
-            arrays.append(array(column.kind, np.frombuffer(next(sent), np.uint8).reshape(count, -1)))
-        elif column.kind is Kind.NUMBER:
-            arrays.append(pa.array(next(whole)))
-        elif column.kind is Kind.STATE:
-            arrays.append(_STATES.take(pa.array(next(whole))))
-        else:
-            arrays.append(_varying(column.kind, next(whole), next(rest)))
-    return arrays
-
-
-def _whole(pairs: Sequence[pa.Buffer]) -> Iterator[np.ndarray]:
+def _halves(pairs: Sequence[pa.Buffer]) -> Iterator[np.ndarray]:
     for pair in pairs:
-        both = np.frombuffer(pair, ">i8").astype(np.int64)
-        second = both.astype(np.int32)  # its lower half, negative or not
-        yield ((both - second) >> 32).astype(np.int32)
-        yield second
+        both = np.frombuffer(pair, ">i4").reshape(-1, 2).astype(np.int32)
+        yield both[:, 0] - (both[:, 1] >> 31)  # a negative second had taken one from the first
+        yield np.ascontiguousarray(both[:, 1])
+
+
+def _array(kind: Kind, numbers: np.ndarray, data: pa.Buffer | None) -> pa.Array:
+    if kind is Kind.MOMENT:
+        return moments(numbers)
+    return pa.array(numbers) if data is None else _varying(kind, numbers, data)
 
 
 def _varying(kind: Kind, lengths: np.ndarray, data: pa.Buffer) -> pa.Array:

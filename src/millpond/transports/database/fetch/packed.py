@@ -6,6 +6,7 @@ server and taken apart here, all rows of a batch at a time, an archived message 
 
 from __future__ import annotations
 
+from binascii import hexlify
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,11 +40,7 @@ def unpack(batch: pa.RecordBatch, columns: Sequence[Column], schema: pa.Schema) 
     """The columns as they were asked for."""
     loose = iter(batch.columns)
     arrays = [
-        pa.repeat(pa.scalar(int(column.sql), column.kind.arrow), batch.num_rows)
-        if is_constant(column)
-        else next(loose)
-        if column.kind not in _WIDTH
-        else None
+        constant(column, batch.num_rows) if is_constant(column) else next(loose) if column.kind not in _WIDTH else None
         for column in columns
     ]
     fixed = _fixed(columns)
@@ -51,7 +48,7 @@ def unpack(batch: pa.RecordBatch, columns: Sequence[Column], schema: pa.Schema) 
     at = 0
     for n, width in zip(fixed, widths, strict=True):
         part = _matrix(batch.columns[-1], sum(widths))[:, at : at + width]
-        arrays[n] = array(columns[n].kind, np.ascontiguousarray(part))
+        arrays[n] = _array(columns[n].kind, np.ascontiguousarray(part))
         at += width
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -72,20 +69,28 @@ def _matrix(array: pa.BinaryArray, width: int) -> np.ndarray:
     return np.frombuffer(data, np.uint8)[first : first + len(array) * width].reshape(len(array), width)
 
 
-def array(kind: Kind, part: np.ndarray) -> pa.Array:
+def constant(column: Column, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(int(column.sql), column.kind.arrow), count)
+
+
+def _array(kind: Kind, part: np.ndarray) -> pa.Array:
     if kind is Kind.ID:
-        return _ids(part)
+        return ids(part)
     if kind is Kind.NUMBER:
         return pa.array(part.view(">i4").ravel().astype(np.int32))
-    values = part.view(">i8").ravel().astype(np.int64)
+    return moments(part.view(">i8").ravel().astype(np.int64))
+
+
+def moments(values: np.ndarray) -> pa.Array:
     missing = values == NULL
-    return pa.array(values, mask=missing if missing.any() else None).view(kind.arrow)
+    return pa.array(values, mask=missing if missing.any() else None).view(Kind.MOMENT.arrow)
 
 
-def _ids(part: np.ndarray) -> pa.Array:
-    digits = np.frombuffer(part.tobytes().hex().encode(), _DIGITS)
-    text = np.full(36 * len(part), ord("-"), np.uint8)
+def ids(part: np.ndarray) -> pa.Array:
+    """Of 16 bytes each."""
+    digits = np.frombuffer(hexlify(part.data), _DIGITS)
+    text = np.full(36 * len(digits), ord("-"), np.uint8)
     for name in _PARTS:
         text.view(_DASHED)[name] = digits[name]
-    offsets = np.arange(0, 36 * (len(part) + 1), 36, dtype=np.int32)
-    return pa.StringArray.from_buffers(len(part), pa.py_buffer(offsets), pa.py_buffer(text))
+    offsets = np.arange(0, 36 * (len(digits) + 1), 36, dtype=np.int32)
+    return pa.StringArray.from_buffers(len(digits), pa.py_buffer(offsets), pa.py_buffer(text))

@@ -67,7 +67,7 @@ class PostgresFetcher:
             return
         schema = arrow_schema(columns)
         for blocks in self._batches(gathering(columns, piece), piece.params):
-            yield from scatter(blocks, columns, schema)
+            yield scatter(blocks, columns, schema)
 
     def slices(self, read: Read) -> Sequence[Slice]:
         if read.table == "archive":
