@@ -12,8 +12,13 @@ from typer.testing import CliRunner
 from millpond import Message, Reject, Unsupported
 from millpond.cli.app import app
 from millpond.control import Control
-from millpond.message import State, replayed_id
-from tests.rabbitmq.conftest import arrival
+from millpond.message import State, new_id, replayed_id
+from millpond.transports.rabbitmq.envelope import Envelope, Past
+from millpond.transports.rabbitmq.names import dead_name
+from millpond.transports.rabbitmq.publisher import Parcel
+from tests.rabbitmq.conftest import SOON, arrival
+
+DEAD = dead_name("q")
 
 
 async def reject(transport: Any, body: bytes, reason: str, queue: str = "q") -> Any:
@@ -45,6 +50,32 @@ async def test_retry_publishes_again_and_takes_out(transport: Any) -> None:
     assert (await control.retry_queue("q", reason="chosen")).published == []
 
 
+async def test_many_are_taken_out_once_and_not_for_each_page(transport: Any) -> None:
+    letters = [
+        Parcel(Envelope(new_id(), b"", {}, Past(queue="q", created_us=n, failed_us=n, reason=f"r{n % 2}")), aside=DEAD)
+        for n in range(1, 2501)
+    ]
+    await transport.publisher.send(letters)
+    control = Control(transport)
+    store: Any = control.store
+    taken, take = 0, store._take
+
+    async def counted(*arguments: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        return await take(*arguments)
+
+    store._take = counted
+    assert len((await control.retry_queue("q", reason="r1")).published) == 1250
+    assert taken == 2  # all pages, and again after the last, which put them back
+    assert len(await transport.claim(["q"], 2000)) == 1250
+    other, rest = Control(transport), list[Any]()
+    async with asyncio.timeout(SOON):  # when nobody has asked for more, they are there for others again
+        while len(rest) < 1250:
+            rest = await other.messages("q", limit=2000)
+    assert {row.reason for row in rest} == {"r0"} and len(rest) == 1250
+
+
 async def test_replay_into_another_queue(transport: Any) -> None:
     id_ = await reject(transport, b"1", "r")
     assert await Control(transport).replay_queue("q", name="monday", to="other") == [replayed_id(id_, "monday")]
@@ -57,6 +88,8 @@ async def test_what_a_broker_cannot_show_it_says(transport: Any) -> None:
         await control.counts(["q"])
     with pytest.raises(Unsupported, match="queue"):
         await control.messages()
+    with pytest.raises(Unsupported, match=r"name of its queue.* BROWSE"):
+        await control.retry([new_id()])
     with pytest.raises(Unsupported, match="PAUSE"):
         await control.pause("q")
 

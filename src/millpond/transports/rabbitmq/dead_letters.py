@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from millpond.clock import moment
-from millpond.errors import InvalidOption, not_supported
+from millpond.errors import InvalidOption, MillpondError, not_supported
 from millpond.message import SETTLED, Published, State, replayed_id
 from millpond.transport import Capability, Row
 from millpond.transports.arguments import archive_position, page_size, queue_names, states_among, unique_ids
@@ -23,15 +26,29 @@ from millpond.transports.rabbitmq.rows import row_of
 from millpond.transports.rabbitmq.transport import RabbitTransport
 
 _AT_ONCE = 1000
+_KEPT = 2.0
+"""Seconds that letters stay in our hands after a full page of them, since the next page may be asked for."""
 
 
 class Letter(msgspec.Struct, frozen=True, gc=False):
     tag: int
     envelope: Envelope
+    row: Row
+
+
+class Hand(msgspec.Struct):
+    """All letters of a queue while they are with us, newest first."""
+
+    channel: Channel
+    letters: list[Letter]
 
 
 class DeadLetters(Lacking):
-    """What an operator may ask of a broker: FAILED messages, queue by queue. A retried one leaves them."""
+    """What an operator may ask of a broker: FAILED messages, queue by queue. A retried one leaves them.
+
+    A queue can only be looked at by taking its messages out. Whoever goes through many of them page by page has them
+    taken out once, not for each page.
+    """
 
     capabilities = Capability.DEAD_LETTERS
 
@@ -39,6 +56,9 @@ class DeadLetters(Lacking):
         self._transport = transport
         self._queues: dict[str, None] = {}
         """Those that were asked for: a broker does not tell which there are."""
+        self._hands: dict[str, Hand] = {}
+        self._turn = asyncio.Lock()
+        self._putting_back: asyncio.Task[None] | None = None
 
     async def browse(self, queue: str | None = None, **choice: Any) -> list[Row]:
         """Live messages cannot be looked at; asked for all states, only FAILED ones are listed."""
@@ -67,30 +87,35 @@ class DeadLetters(Lacking):
         self._queues[name] = None
         if State.FAILED not in chosen:
             return []
-        channel = await self._transport.subscribing.channel()
-        try:
-            letters = await self._take(channel, name)
-            await channel.requeue([letter.tag for letter in letters])
-        finally:
-            await channel.close()
-        rows = [row_of(letter.envelope, State.FAILED) for letter in letters]
         first = None if since is None else moment(since, "since")
         end = None if until is None else moment(until, "until")
-        rows = [
-            row
-            for row in rows
-            if key in (None, row.key)
-            and (below is None or row.position < below)
-            and (first is None or _failed(row) >= first)
-            and (end is None or _failed(row) < end)
-        ]
-        return sorted(rows, key=lambda row: row.position, reverse=True)[:limit]
+        async with self._turn:
+            if below is None:
+                await self._put_back(name)
+            rows = (letter.row for letter in (await self._in_hand(name)).letters)
+            page = list(
+                islice(
+                    (
+                        row
+                        for row in rows
+                        if key in (None, row.key)
+                        and (below is None or row.position < below)
+                        and (first is None or _failed(row) >= first)
+                        and (end is None or _failed(row) < end)
+                    ),
+                    limit,
+                )
+            )
+            if len(page) < limit:
+                await self._put_back(name)
+        return page
 
     async def find(self, ids: Sequence[UUID]) -> list[Row]:
         """Among the dead letters of the queues that were listed."""
         wanted = set(unique_ids(ids))
-        rows = [row for queue in list(self._queues) for row in await self.archived(queue, limit=10_000)]
-        return [row for row in rows if row.id in wanted]
+        async with self._turn:
+            hands = [await self._in_hand(queue) for queue in self._listed()]
+            return [letter.row for hand in hands for letter in hand.letters if letter.row.id in wanted]
 
     async def replay(self, ids: Sequence[UUID], *, name: str, queue: str | None = None) -> list[Published]:
         """Publish dead letters again under new ids, and take them out: confirmed first, then acked."""
@@ -98,23 +123,56 @@ class DeadLetters(Lacking):
             raise InvalidOption("a replay needs a name")
         wanted = set(unique_ids(ids))
         published = []
-        for origin in list(self._queues):
-            channel = await self._transport.subscribing.channel()
-            try:
-                letters = await self._take(channel, origin)
-                chosen = [letter for letter in letters if letter.envelope.id in wanted]
+        async with self._turn:
+            for origin in self._listed():
+                hand = await self._in_hand(origin)
+                chosen = [letter for letter in hand.letters if letter.row.id in wanted]
                 again = [_again(letter.envelope, name, queue or origin, self._transport.now()) for letter in chosen]
                 if again:
                     await self._transport.publisher.send([Parcel(envelope) for envelope in again])
-                await channel.ack([letter.tag for letter in chosen])
-                await channel.requeue([letter.tag for letter in letters if letter not in chosen])
-            finally:
-                await channel.close()  # whatever is not settled goes back
-            published += [Published(envelope.id) for envelope in again]
+                    await hand.channel.ack([letter.tag for letter in chosen])
+                    hand.letters = [letter for letter in hand.letters if letter.row.id not in wanted]
+                published += [Published(envelope.id) for envelope in again]
         return published
 
+    def _listed(self) -> list[str]:
+        if not self._queues:
+            raise not_supported("finding a message by its id, without the name of its queue,", Capability.BROWSE)
+        return list(self._queues)
+
+    # --- in our hands -------------------------------------------------------------------------------
+
+    async def _in_hand(self, queue: str) -> Hand:
+        """All letters of a queue, until they are put back, or nobody has asked for any for a while."""
+        hand = self._hands.get(queue)
+        if hand is None or hand.channel.closed:
+            channel = await self._transport.subscribing.channel()
+            try:
+                letters = await self._take(channel, queue)
+            except BaseException:
+                await channel.close()  # what it has goes back
+                raise
+            hand = self._hands[queue] = Hand(channel, letters)
+        if self._putting_back is not None:
+            self._putting_back.cancel()
+        self._putting_back = asyncio.create_task(self._put_all_back())
+        return hand
+
+    async def _put_all_back(self) -> None:
+        await asyncio.sleep(_KEPT)
+        async with self._turn:
+            self._putting_back = None  # not to be cancelled any more
+            for queue in list(self._hands):
+                with contextlib.suppress(MillpondError):  # a lost channel has put them back already
+                    await self._put_back(queue)
+
+    async def _put_back(self, queue: str) -> None:
+        hand = self._hands.pop(queue, None)
+        if hand is not None and not hand.channel.closed:
+            await hand.channel.requeue([letter.tag for letter in hand.letters])
+            await hand.channel.close()
+
     async def _take(self, channel: Channel, queue: str) -> list[Letter]:
-        """All of them, in our hands."""
         dead = dead_name(queue)
         await self._transport.topology.aside(dead)
         letters: list[Letter] = []
@@ -122,7 +180,7 @@ class DeadLetters(Lacking):
         def received(_: Channel, message: Any) -> None:
             properties = message.header.properties
             envelope = opened(properties.message_id, properties.headers, message.body, queue, self._transport.now())
-            letters.append(Letter(message.delivery.delivery_tag, envelope))
+            letters.append(Letter(message.delivery.delivery_tag, envelope, row_of(envelope, State.FAILED)))
 
         while True:
             before = len(letters)
@@ -130,7 +188,7 @@ class DeadLetters(Lacking):
             await channel.caught_up(dead, aside_arguments())
             await channel.cancel(consumer)
             if len(letters) == before:
-                return letters
+                return sorted(letters, key=lambda letter: letter.row.position, reverse=True)
 
 
 def _again(envelope: Envelope, name: str, queue: str, now: int) -> Envelope:
