@@ -55,6 +55,41 @@ async def test_channels_are_reused(transport: Any) -> None:
     assert len(transport._sources["q"]._channels) == 1
 
 
+async def test_acks_are_written_before_a_close(transport: Any) -> None:
+    await transport.publish([Message(queue="q", payload=b"acked")])
+    other: Any = await millpond.connect(transport.url.raw)
+    claim = await arrival(other)
+    assert await other.settle([Ack(claim.receipt)]) == []
+    await other.close()
+    await transport.publish([Message(queue="q", payload=b"next")])
+    assert (await arrival(transport)).message.payload == b"next"
+
+
+async def test_an_ack_of_many_leaves_a_message_alone_that_was_got_meanwhile(transport: Any) -> None:
+    """Its tag is lower than those of messages that the broker sent after it, and were received before"""
+    await transport.publish([Message(queue=queue, payload=b"") for queue in ("got", "q", "q")])
+    channel, received = await transport.subscribing.channel(), list[int]()
+    answered, get = asyncio.Event(), channel._underlay.basic_get
+
+    async def slowly(queue: str) -> Any:
+        message = await get(queue)
+        answered.set()
+        while len(received) < 2:  # noqa: ASYNC110 - they come from the broker
+            await asyncio.sleep(0.01)
+        return message
+
+    channel._underlay.basic_get = slowly
+    getting = asyncio.create_task(channel.get("got", lambda _, message: None))
+    await asyncio.wait_for(answered.wait(), SOON)
+    await channel.consume("q", 2, lambda _, message: received.append(message.delivery.delivery_tag))
+    assert await asyncio.wait_for(getting, SOON)
+    assert list(channel.unsettled) == [1, 2, 3] and received == [2, 3]
+    await channel.ack(received)
+    await channel.close()
+    assert await transport.claim(["q"], 5) == []
+    assert len(await transport.claim(["got"], 5)) == 1
+
+
 async def test_no_more_arrives_than_there_is_use_for(transport: Any) -> None:
     """Prefetch is what was asked for: the rest is left to others"""
     await transport.publish([Message(queue="q", payload=b"") for _ in range(20)])

@@ -107,7 +107,8 @@ class Load:
 
 async def test_broker_killed(broker: RabbitMQ) -> None:
     """With queues that it had time to write down; see `note_queues`"""
-    transport: Any = await millpond.connect(broker.url)
+    url = broker.create_vhost(f"broker{uuid4().hex[:6]}")
+    transport: Any = await millpond.connect(url)
     await transport.publish([Message(queue="q", payload=b"", delay=delay) for delay in (0, 0.1, 0.2, 0.3, 0.5)])
     for _ in range(5):
         claim = await arrival(transport)
@@ -115,8 +116,8 @@ async def test_broker_killed(broker: RabbitMQ) -> None:
     await transport.close()
     await asyncio.to_thread(broker.note_queues)
     load = Load()
-    publishing = asyncio.create_task(load.publish(broker.url))
-    async with load.worked(broker.url):
+    publishing = asyncio.create_task(load.publish(url))
+    async with load.worked(url):
         await load.some_more()
         await asyncio.to_thread(broker.kill)
         await asyncio.to_thread(broker.start)

@@ -26,7 +26,7 @@ _SCHEMES = {
 
 
 async def connect(url: str, *, telemetry: Telemetry | None = None, **options: Any) -> Transport:
-    """Open a transport: `sqlite:///orders.db`, `postgresql://…`, `mysql://…`, `mariadb://…`, `memory://`.
+    """Open a transport: `sqlite:///orders.db`, `postgresql://…`, `mysql://…`, `mariadb://…`, `amqp://…`, `memory://`.
 
     What passes through it is announced to `telemetry`. Other options are those of the backend; an unknown one
     is an error. See docs/reference/options.md.

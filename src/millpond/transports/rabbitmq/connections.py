@@ -44,6 +44,13 @@ class Connection:
             for channel in list(self.channels):
                 channel.gone()
 
+    async def close(self) -> None:
+        """In good order: the driver drops what is not written yet, and a closed channel has written its acks."""
+        settling = [channel.close() for channel in list(self.channels) if channel.settles]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*settling, return_exceptions=True), _CONNECT_WITHIN)
+        await self.amqp.close()
+
     async def _close(self) -> None:
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self.amqp.close(), _CLOSE_WITHIN)
@@ -144,7 +151,7 @@ class Connections:
         async with self._opening:
             connections, self._connections = self._connections, []
         for connection in connections:
-            await connection.amqp.close()
+            await connection.close()
 
     def _is_closed(self) -> Closed:
         return Closed(f"the transport at {self._url} was closed; connect again")

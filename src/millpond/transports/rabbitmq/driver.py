@@ -99,6 +99,10 @@ class Channel:
         self.generation = secrets.randbits(62 - TAG_BITS)
         self.unsettled: dict[int, None] = {}
         """Delivery tags in their order."""
+        self.settles = False
+        """Whether acks were sent, which nobody answers."""
+        self._getting = 0
+        """Calls that may have been sent a message whose tag is not known yet."""
         self._receivers: dict[str, Callable[[Any], None]] = {}
         """By the names of consumers. One that is cancelled is kept for a while; see `cancel`."""
         self._cancelled: deque[str] = deque()
@@ -209,11 +213,21 @@ class Channel:
 
     async def get(self, queue: str, on_message: OnMessage) -> bool:
         """One message, if there is one."""
-        message = await self._answered(self._underlay.basic_get(queue), queue)
-        if isinstance(message.delivery, Basic.GetEmpty):
-            return False
-        self._receiver(on_message)(message)
-        return True
+
+        async def take() -> bool:
+            self._getting += 1
+            try:
+                message = await self._underlay.basic_get(queue)
+                if isinstance(message.delivery, Basic.GetEmpty):
+                    return False
+                self._receiver(on_message)(message)
+                # Others that were sent after it may have been received before.
+                self.unsettled = dict.fromkeys(sorted(self.unsettled))
+                return True
+            finally:
+                self._getting -= 1
+
+        return await self._answered(take(), queue)  # which receives it also for a caller that is cancelled
 
     async def cancel(self, consumer: str) -> None:
         """Be sent no more. What comes late all the same is received: a message must not be in nobody's hands."""
@@ -235,10 +249,12 @@ class Channel:
         """A run of tags from the first unsettled one on is acked by its last."""
         left = dict.fromkeys(tag for tag in tags if tag in self.unsettled)
         last = 0
-        for tag in self.unsettled:
-            if tag not in left:
-                break
-            last = tag
+        if not self._getting:
+            for tag in self.unsettled:
+                if tag not in left:
+                    break
+                last = tag
+        self.settles = True
         try:
             if last:
                 await self._underlay.basic_ack(last, multiple=True, wait=False)
@@ -251,6 +267,7 @@ class Channel:
 
     async def requeue(self, tags: Sequence[int]) -> None:
         """Back to the head of their queue, which counts the delivery."""
+        self.settles = True
         try:
             for tag in tags:
                 if tag in self.unsettled:
@@ -293,7 +310,7 @@ def meaning(error: BaseException, what: str = "") -> BaseException:
             return Unroutable(f"no queue took the message for {what!r}: it was deleted, or its binding was")
         case amqp.DeliveryError():
             return StoreUnavailable(f"the broker refused a message for {what!r}; publish it again")
-        case amqp.ChannelPreconditionFailed():
+        case amqp.ChannelPreconditionFailed() if " arg '" in str(error):  # else it is about a delivery
             return QueueMismatch(
                 f"the broker has {what!r} with other settings than ours: {error}. Delete it when it is empty, or "
                 "give the option queue_type that fits"

@@ -60,6 +60,8 @@ class Source:
         self._odd = odd
         self._odd_ones_left = odd_ones_left
         self.ready: deque[Arrival] = deque()
+        self._found: deque[Arrival] = deque()
+        """A suspect in our hands whose claim was cancelled."""
         self.suspects_known = False
         """There may be some at the broker."""
         self._look_at = 0.0
@@ -121,13 +123,14 @@ class Source:
         await self._odd_ones_left()
         if not self.suspects_known and monotonic() < self._look_at:
             return None
-        name, got = suspects_name(self.queue), list[Arrival]()
+        name = suspects_name(self.queue)
         async with self._turn:
             await self._topology.aside(name)
             channel = await self._channel(0)
-            self.suspects_known = await channel.get(name, lambda c, message: got.append(self._opened(c, message)))
-        self._look_at = monotonic() + _LOOK_EVERY
-        return got[0] if got else None
+            if not self._found:
+                self.suspects_known = await channel.get(name, lambda c, m: self._found.append(self._opened(c, m)))
+            self._look_at = monotonic() + _LOOK_EVERY
+            return self._found.popleft() if self._found else None
 
     async def subscribe(self) -> None:
         """From now on the broker sends by itself, as much as there is use for."""
@@ -153,7 +156,8 @@ class Source:
         """No more is sent; what nobody has claimed is handed over, to be given back."""
         async with self._turn:
             await self._cancel()
-            unclaimed, self.ready = list(self.ready), deque()
+            unclaimed = [*self.ready, *self._found]
+            self.ready, self._found = deque(), deque()
             return unclaimed
 
     async def _cancel(self) -> None:
@@ -168,6 +172,7 @@ class Source:
             self._channels.remove(channel)
             self._consumers = {tag: c for tag, c in self._consumers.items() if c is not channel}
             self.ready = deque(a for a in self.ready if a.channel is not channel)
+            self._found = deque(a for a in self._found if a.channel is not channel)
 
     async def _channel(self, number: int) -> Channel:
         while len(self._channels) <= number:
