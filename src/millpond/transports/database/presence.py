@@ -147,8 +147,9 @@ async def reap_dead(engine: Engine, presence: WorkerPresence, run: Run, now: Cal
         return (yield from release_held_by(d, worker)) if worker in verdict.dead else (1, 0)
 
     async def done_with(worker: int) -> None:
-        await run(lambda again: forget(d, worker), Mode.WRITE)
+        # Its row goes last: by that it is found again if we do not come to the end of this.
         await engine.discard(worker)
+        await run(lambda again: forget(d, worker), Mode.WRITE)
 
     first: Verdict = await run(looking, Mode.READ)
     for worker in first.forgotten:
