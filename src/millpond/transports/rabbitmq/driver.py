@@ -103,7 +103,7 @@ class Channel:
         """Whether acks were sent, which nobody answers."""
         self._getting = 0
         """Calls that may have been sent a message whose tag is not known yet."""
-        self._receivers: dict[str, Callable[[Any], None]] = {}
+        self._receivers: dict[str, OnMessage] = {}
         """By the names of consumers. One that is cancelled is kept for a while; see `cancel`."""
         self._cancelled: deque[str] = deque()
         self._consumer_numbers = count(1)
@@ -186,28 +186,22 @@ class Channel:
         """Be sent messages, so many ahead of their acks; returns the name of the consumer."""
 
         consumer = str(next(self._consumer_numbers))
-        receive = self._receivers[consumer] = self._receiver(on_message)
+        self._receivers[consumer] = on_message
 
         async def both() -> None:
             await self._underlay.basic_qos(prefetch_count=min(prefetch, MOST_PREFETCH))
-            await self._underlay.basic_consume(queue, receive, consumer_tag=consumer)
+            await self._underlay.basic_consume(queue, self._deliver, consumer_tag=consumer)
 
         await self._answered(both(), queue)
         return consumer
-
-    def _receiver(self, on_message: OnMessage) -> Callable[[Any], None]:
-        def received(message: Any) -> None:
-            self.unsettled[message.delivery.delivery_tag] = None
-            on_message(self, message)
-
-        return received
 
     async def _deliver(self, frame: Any) -> None:
         """Hand a message over when it is complete. By itself the library makes a task for each, which takes a fifth of
         the time that a message has; and what receives here never waits."""
         message = await self._underlay._read_content(frame, await self._underlay._get_frame())
+        self.unsettled[frame.delivery_tag] = None  # also if nobody receives it: no ack of later ones may be its own
         try:
-            self._receivers[frame.consumer_tag](message)
+            self._receivers[frame.consumer_tag](self, message)
         except Exception:
             log.exception("a message of the broker could not be received")
 
@@ -220,7 +214,8 @@ class Channel:
                 message = await self._underlay.basic_get(queue)
                 if isinstance(message.delivery, Basic.GetEmpty):
                     return False
-                self._receiver(on_message)(message)
+                self.unsettled[message.delivery.delivery_tag] = None
+                on_message(self, message)
                 # Others that were sent after it may have been received before.
                 self.unsettled = dict.fromkeys(sorted(self.unsettled))
                 return True
