@@ -1,28 +1,33 @@
-"""Moves a queue from one transport to another: at least once, and under the same ids.
+"""Moves queues from one transport to another: at least once, and with the same ids.
 
-A batch is claimed, published at the other end, and acked when that is durable there. A crash between the two moves
-the batch again; where the other end recognises ids, that is harmless, elsewhere consumers see the same id twice.
+A batch is claimed, published at the target, and acked when it is durable there. After a crash between the two it is
+moved again. That is harmless if the target recognises ids; otherwise consumers receive an id twice.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 
-from millpond.clock import SECOND, Seconds, as_datetime, micros
-from millpond.errors import InvalidMessage, InvalidOption, MillpondError
-from millpond.message import Claim, Message, check_name
-from millpond.outcome import Ack, Outcome, Reject, describe
-from millpond.transport import DEFAULT_LEASE, Transport
+import msgspec
+
+from millpond.clock import as_datetime
+from millpond.errors import DataRefused, InvalidMessage, InvalidOption, MillpondError, StoreUnavailable
+from millpond.loop import Backoff, until_stopped
+from millpond.message import LIVE, Claim, Message, check_name
+from millpond.outcome import Ack, GiveBack, Outcome, Reject, describe
+from millpond.seam.transport import Capability, Transport
 
 log = logging.getLogger("millpond.bridge")
 
-_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_POLL = 1.0
+"""Maximum seconds between two claims while no message is due."""
 
 
 class Bridge:
-    """One way, for some queues. Names of queues stay as they are unless `into` gives another."""
+    """Moves queues in one direction. `into` is the queue at the target, if not the same."""
 
     def __init__(
         self,
@@ -32,11 +37,9 @@ class Bridge:
         *,
         into: str | None = None,
         batch: int = 500,
-        lease: Seconds = DEFAULT_LEASE,
-        poll: Seconds = 1.0,
     ) -> None:
         if not queues:
-            raise InvalidOption("which queues? A bridge needs the name of one at least")
+            raise InvalidOption("queues is empty: a bridge needs at least one queue name")
         if into is not None:
             check_name(into, "into")
         self._source = source
@@ -44,81 +47,100 @@ class Bridge:
         self._queues = list(queues)
         self._into = into
         self._batch = batch
-        self._lease = lease
-        self._poll = micros(poll, "poll") / SECOND
         self._stopping = asyncio.Event()
         self.moved = 0
+        self.left: int | None = None
+        """Number of messages that `drain` or `run` left at the source, not due yet or claimed. None: not known."""
 
     def stop(self) -> None:
-        """End after the batch that is under way."""
+        """Stop after the current batch."""
         self._stopping.set()
 
     async def drain(self) -> int:
-        """Move what is due now; returns how many."""
+        """Move the messages that are due now, and return their number. Log how many stay because they are not due."""
         before = self.moved
-        while await self._move() and not self._stopping.is_set():
-            pass
+        await self._drain()
+        await self._report_left()
         return self.moved - before
 
+    async def _report_left(self) -> None:
+        if Capability.BROWSE not in self._source.capabilities:
+            return
+        self.left = 0
+        for stats in await self._source.operations.count(self._queues):
+            left = sum(stats.counts.get(state, 0) for state in LIVE)
+            self.left += left
+            if left:
+                log.warning("messages stay at the source: %d of queue %r, not due yet or claimed", left, stats.queue)
+
+    async def _drain(self) -> None:
+        while await self._move_batch() and not self._stopping.is_set():
+            pass
+
     async def run(self) -> None:
-        """Move what comes, until stopped; a database or broker that is away is waited for."""
-        pause = _PAUSE
+        """Move messages as they become due, until stopped. Wait for a database or broker that is away.
+
+        Log in the end how many stay.
+        """
+        backoff = Backoff(0.1, 5.0)
         while not self._stopping.is_set():
             try:
-                await self.drain()
-                await self._unless_stopped(self._source.wait(self._queues, self._poll))
-                pause = _PAUSE
+                await self._drain()
+                await until_stopped(self._stopping, self._source.wait(self._queues, _POLL))
+                backoff.reset()
             except MillpondError as e:
                 if not e.retryable:
                     raise
-                log.warning("the bridge waits: %s", e)
-                await self._unless_stopped(asyncio.sleep(pause))
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                log.warning("bridge waiting: %s", e)
+                await until_stopped(self._stopping, asyncio.sleep(backoff.next()))
+        with contextlib.suppress(StoreUnavailable):
+            await self._report_left()
 
-    async def _move(self) -> int:
-        # Whoever handles the messages decides about crashes and expiry; here they only pass.
-        claims = await self._source.claim(self._queues, self._batch, self._lease, max_crashes=None, max_deliveries=None)
+    async def _move_batch(self) -> int:
+        # Without a limit: the workers at the target decide.
+        claims = await self._source.claim(self._queues, self._batch, max_deliveries=None)
         if claims:
-            outcomes = await self._publish(claims)
-            refused = await self._source.settle(outcomes)
-            if refused:
-                log.warning("%d messages were moved by another bridge too; their ids are the same", len(refused))
-            self.moved += sum(type(outcome) is Ack for outcome in outcomes)
+            try:
+                outcomes, error = await self._publish(claims)
+            except BaseException:
+                await asyncio.shield(self._settle([GiveBack(claim.receipt) for claim in claims]))
+                raise
+            await self._settle(outcomes)
+            if error is not None:
+                raise error
         return len(claims)
 
-    async def _publish(self, claims: Sequence[Claim]) -> list[Outcome]:
-        """What becomes of them here. One that the target would never take is FAILED, and holds up nobody else."""
+    async def _settle(self, outcomes: Sequence[Outcome]) -> None:
+        refused = await self._source.settle(outcomes)
+        if refused:
+            log.warning("moved by another bridge too: %d messages, with the same ids", len(refused))
+        self.moved += sum(type(outcome) is Ack for outcome in outcomes)
+
+    async def _publish(self, claims: Sequence[Claim]) -> tuple[list[Outcome], MillpondError | None]:
+        """Publish a batch and return the outcomes. A message that the target refuses is FAILED and delays no other.
+
+        While the target is away, messages are given back: a delivery that reached no handler does not count.
+        """
         try:
-            await self._target.publish([self._passed_on(claim) for claim in claims])
-        except InvalidMessage as e:
+            await self._target.publish([self._copy(claim) for claim in claims])
+        except (InvalidMessage, DataRefused) as e:
             if len(claims) > 1:
                 half = len(claims) // 2
-                return [*await self._publish(claims[:half]), *await self._publish(claims[half:])]
+                first, error = await self._publish(claims[:half])
+                if error is not None:
+                    return [*first, *(GiveBack(claim.receipt) for claim in claims[half:])], error
+                second, error = await self._publish(claims[half:])
+                return [*first, *second], error
             receipt = claims[0].receipt
-            log.error("message %s cannot go over the bridge and is FAILED: %s", receipt.id, e)
-            return [Reject(receipt, reason="refused by the bridge's target", error=describe(e), attempted=False)]
-        return [Ack(claim.receipt) for claim in claims]
+            log.error("message %s was refused by the target and is FAILED: %s", receipt.id, e)
+            return [Reject(receipt, reason="refused by the bridge's target", error=describe(e), attempted=False)], None
+        except MillpondError as e:
+            return [GiveBack(claim.receipt) for claim in claims], e
+        return [Ack(claim.receipt) for claim in claims], None
 
-    def _passed_on(self, claim: Claim) -> Message:
-        message = claim.message
-        return Message(
-            queue=self._into or message.queue,
-            payload=message.payload,
-            id=message.id,
-            key=message.key,
-            priority=message.priority,
+    def _copy(self, claim: Claim) -> Message:
+        return msgspec.structs.replace(
+            claim.message,
+            queue=self._into or claim.message.queue,
             expires=None if claim.expires_us is None else as_datetime(claim.expires_us),
-            headers=message.headers,
         )
-
-    async def _unless_stopped(self, work: object) -> None:
-        doing, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())  # type: ignore[call-overload]
-        try:
-            await asyncio.wait([doing, stopping], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopping.cancel()
-            if not doing.done():
-                doing.cancel()
-                await asyncio.wait([doing])
-        if not doing.cancelled():
-            doing.result()

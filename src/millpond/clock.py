@@ -1,7 +1,7 @@
 """Time, as every part of Millpond sees it: whole microseconds since 1970 in UTC.
 
-A database's own clock decides; `Clock.now()` returning `None` says so. Only tests, and the in-memory
-transport that has no database, give a moment of their own. No other module reads the wall clock.
+The database's clock decides; then `Clock.now()` returns None. Tests give their own time, and RabbitMQ, which has no
+database, uses the clock of this machine. No other module reads the wall clock.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from millpond.errors import InvalidOption, InvalidTime
 
 SECOND = 1_000_000
 Seconds = float | int | timedelta
-"""How callers give a duration: seconds or a timedelta."""
+"""A duration: seconds or a timedelta."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST, _LAST = (
+    (edge.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1) for edge in (datetime.min, datetime.max)
+)
 _LONGEST_SECONDS = 100 * 365 * 86_400
-"""A century: anything longer is a mistake, and would overflow somewhere."""
+"""A century. A longer duration is a mistake, and would overflow somewhere."""
 
 
 class Clock(Protocol):
     def now(self) -> int | None:
-        """Microseconds, or None to let the database decide."""
+        """Microseconds, or None if the database decides."""
 
 
 class DatabaseClock:
@@ -35,7 +38,7 @@ class DatabaseClock:
 
 
 class SystemClock:
-    """For transports without a database."""
+    """The clock of this machine, for transports without a database."""
 
     def now(self) -> int:
         return time.time_ns() // 1_000
@@ -52,7 +55,7 @@ class ManualClock:
     """
 
     def __init__(self, start: datetime | None = None) -> None:
-        self._now = moment(start or datetime(2026, 1, 1, tzinfo=UTC), "start")
+        self._now = time_us(start or datetime(2026, 1, 1, tzinfo=UTC), "start")
 
     def now(self) -> int:
         return self._now
@@ -62,26 +65,31 @@ class ManualClock:
 
 
 monotonic = time.monotonic
-"""Seconds on a clock that only pacing uses: it never decides what happens to a message."""
+"""Seconds of a clock for pauses and timeouts only. It never decides about a message."""
 
 
 def micros(value: Seconds, option: str) -> int:
-    """A duration in microseconds; negative, endless and non-numeric ones are refused by name."""
-    # What is usual is asked first: settles come by the thousand.
+    """A duration in microseconds. The error for a negative, infinite or non-numeric one names the option."""
+    # The usual case first: settles come by the thousand.
     if (type(value) is float or type(value) is int) and 0 <= value <= _LONGEST_SECONDS:
         return round(value * SECOND)
     if isinstance(value, timedelta):
         value = value.total_seconds()
     elif isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidOption(f"{option} must be seconds or a timedelta, not {type(value).__name__}")
-    if not 0 <= value < math.inf:  # so written, it refuses what is not a number too
+    if not 0 <= value < math.inf:  # in this form it also refuses NaN
         raise InvalidTime(f"{option} must be zero or more seconds, not {value}")
     if value > _LONGEST_SECONDS:
         raise InvalidTime(f"{option} must be shorter than 100 years")
     return round(value * SECOND)
 
 
-def moment(value: datetime, option: str) -> int:
+def seconds(value: Seconds, option: str = "duration") -> float:
+    """A duration in seconds, checked as by `micros`."""
+    return micros(value, option) / SECOND
+
+
+def time_us(value: datetime, option: str) -> int:
     """A timezone-aware datetime in microseconds."""
     if not isinstance(value, datetime):
         raise InvalidTime(f"{option} must be a timezone-aware datetime, not {type(value).__name__}")
@@ -89,8 +97,20 @@ def moment(value: datetime, option: str) -> int:
         raise InvalidTime(
             f"{option} is a naive datetime ({value}); give it a time zone, e.g. datetime.now(timezone.utc)"
         )
-    return (value - _EPOCH) // timedelta(microseconds=1)
+    us = (value - _EPOCH) // timedelta(microseconds=1)
+    if not _FIRST <= us <= _LAST:
+        raise InvalidTime(f"{option} must be in the years 1 to 9999 of UTC, not {value}")
+    return us
 
 
 def as_datetime(us: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=us)
+    """The time, or the nearest one in the years 1 to 9999: a row of another program must not hide its neighbours."""
+    return _EPOCH + timedelta(microseconds=min(max(us, _FIRST), _LAST))
+
+
+def utc_text(value: datetime, timespec: str = "auto") -> str:
+    """
+    >>> utc_text(datetime(2030, 1, 31, 8, tzinfo=UTC))
+    '2030-01-31T08:00:00Z'
+    """
+    return value.astimezone(UTC).isoformat(timespec=timespec).replace("+00:00", "Z")

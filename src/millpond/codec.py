@@ -1,4 +1,4 @@
-"""Bodies to bytes and back. JSON, text and bytes only: nothing that could run code when it is read."""
+"""Bodies to bytes and back. JSON, text and bytes only: no format that could run code when it is read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from millpond.errors import BodyNotDecodable, BodyNotEncodable
 CONTENT_TYPE = "content-type"
 TEXT = "text/plain; charset=utf-8"
 BINARY = "application/octet-stream"
+_CHARSETS = ("utf-8", "utf8", "us-ascii")
 
 
 def encode(body: Any) -> tuple[bytes, str | None]:
-    """The bytes, and the content type when it is not JSON (which goes without saying).
+    """The bytes, and the content type unless it is JSON.
 
     >>> encode({"sku": 7})
     (b'{"sku":7}', None)
@@ -25,7 +26,7 @@ def encode(body: Any) -> tuple[bytes, str | None]:
         try:
             return body.encode(), TEXT
         except UnicodeEncodeError:
-            raise BodyNotEncodable("the body holds half of a surrogate pair, which is not text") from None
+            raise BodyNotEncodable("the body contains half of a surrogate pair, which is not text") from None
     try:
         return msgspec.json.encode(_plain(body)), None
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as e:
@@ -39,10 +40,34 @@ def decode(payload: bytes, content_type: str | None) -> Any:
     """The body as plain Python values."""
     if content_type == BINARY:
         return payload
+    text = is_text(content_type)
     try:
-        return payload.decode() if content_type == TEXT else msgspec.json.decode(payload)
+        return payload.decode() if text else msgspec.json.decode(payload)
     except (ValueError, RecursionError, msgspec.MsgspecError) as e:
         raise BodyNotDecodable(f"the body is not {content_type or 'JSON'}: {e}") from None
+
+
+def is_text(content_type: Any) -> bool:
+    """Whether this is `text/plain`, with or without parameters. A charset other than UTF-8 is refused.
+
+    >>> is_text("text/plain"), is_text("text/html"), is_text(None)
+    (True, False, False)
+    """
+    if content_type == TEXT:
+        return True
+    if not isinstance(content_type, str):
+        return False
+    kind, *parameters = content_type.lower().split(";")
+    if kind.strip() != "text/plain":
+        return False
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        charset = value.strip().strip('"')
+        if name.strip() == "charset" and charset not in _CHARSETS:
+            raise BodyNotDecodable(
+                f"the body is text in {charset[:40]!r}, not in UTF-8; take it as bytes and decode it"
+            )
+    return True
 
 
 def _plain(body: Any) -> Any:

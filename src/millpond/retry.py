@@ -17,9 +17,11 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     """Backoff with jitter. `attempts` counts handler runs, the first included.
 
     After the n-th failed run the wait is `min(maximum, initial * multiplier ** (n - 1) + step * (n - 1))`,
-    drawn from a band of +- `jitter` around that and never above `maximum`; at the cap the band lies below
-    it, so that messages that failed together do not come back together. `first="immediate"` makes the first
+    drawn from a band of +- `jitter` around that and never above `maximum`. At the cap the band lies below
+    it: messages that failed together must not come back together. `first="immediate"` makes the first
     redelivery wait-free and starts the backoff with the second.
+
+    For a rule of your own override `decide` in a subclass (`class Patient(Retry, frozen=True)`).
 
     >>> Retry(initial=1, multiplier=2, maximum=60, jitter=0).delay(3)
     4.0
@@ -32,10 +34,10 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     jitter: float = 0.33
     attempts: int | None = 8
     total: Seconds | None = None
-    """No attempt begins later than this after the first one began."""
+    """Seconds after the start of the first attempt in which others may start."""
     first: Literal["immediate", "backoff"] = "backoff"
     never: tuple[type[BaseException], ...] = ()
-    """Exceptions that no retry will mend: the message is FAILED at once."""
+    """Exceptions that no retry can fix: the message is FAILED at once."""
 
     def __post_init__(self) -> None:
         for name in ("initial", "step", "maximum"):
@@ -58,7 +60,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def none(cls) -> Retry:
-        """One run; an error is final."""
+        """One run. An error is final."""
         return cls(attempts=1)
 
     @classmethod
@@ -78,7 +80,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
         return cls(initial=initial, step=step, multiplier=1.0, maximum=maximum, attempts=attempts, jitter=jitter)
 
     def delay(self, attempt: int, draw: Callable[[], float] = random.random) -> float:
-        """Seconds to wait after the attempt with this number (1, 2, …); `draw` gives 0..1."""
+        """Seconds to wait after the attempt with this number (1, 2, …). `draw` returns 0 to 1."""
         if self.first == "immediate":
             if attempt <= 1:
                 return 0.0
@@ -87,7 +89,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
         if initial <= 0 or self.multiplier == 1:
             wait = initial
         else:
-            # Beyond this exponent the cap rules anyway; unbounded it would overflow a float.
+            # Beyond this exponent the cap applies anyway, and a float would overflow.
             enough = math.log(max(maximum / initial, 1.0)) / math.log(self.multiplier) + 1
             wait = initial * self.multiplier ** min(attempt - 1, enough)
         wait = min(maximum, wait + step * (attempt - 1))
@@ -103,7 +105,9 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     ) -> float | None:
         """Seconds until the next attempt, or None when this was the last.
 
-        `attempts` includes the one that just failed; `elapsed` are seconds since the first one began.
+        `attempts` includes the one that just failed; `elapsed` are seconds since the first one began. A subclass may
+        override it; `draw` returns a random number from 0 to 1. If it raises, or returns anything else, the error is
+        logged and the defaults of `Retry` decide.
         """
         if error is not None and self.never and isinstance(error, self.never):
             return None

@@ -1,6 +1,6 @@
-"""What happens to messages, announced once, to whoever wants to know. Without subscribers it costs a glance.
+"""Events about messages, and their subscribers. Without subscribers an event costs one lookup.
 
-What is written within a transaction of the caller's is announced when it is written, before the commit.
+A write in the caller's transaction emits its event at once, before the commit.
 """
 
 from __future__ import annotations
@@ -9,34 +9,45 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import Literal, get_args
+from uuid import UUID
 
 import msgspec
 
 log = logging.getLogger("millpond")
 
 
-class Published(msgspec.Struct, frozen=True):
+class MessagesPublished(msgspec.Struct, frozen=True):
     queue: str
     count: int
+    ids: tuple[UUID, ...] = ()
+    seconds: float = 0.0
+    """Duration of the call, which may have been about several queues."""
 
 
-class Claimed(msgspec.Struct, frozen=True):
+class MessagesClaimed(msgspec.Struct, frozen=True):
     queue: str
     count: int
     redelivered: int
+    ids: tuple[UUID, ...] = ()
+    seconds: float = 0.0
 
 
-class Settled(msgspec.Struct, frozen=True):
-    """`nack` is a retry to come; `reject` is FAILED."""
+class MessagesSettled(msgspec.Struct, frozen=True):
+    """`nack` means a later retry, `reject` means FAILED."""
 
     queue: str
+    """Empty if it is not known, as in `LeasesLost`."""
     outcome: Literal["ack", "nack", "reject", "give back"]
     count: int
+    ids: tuple[UUID, ...] = ()
+    seconds: float = 0.0
 
 
 class LeasesLost(msgspec.Struct, frozen=True):
     queue: str
+    """Empty if it is not known: the messages were claimed on another handle, or many claims ago."""
     count: int
+    ids: tuple[UUID, ...] = ()
 
 
 class Reaped(msgspec.Struct, frozen=True):
@@ -48,32 +59,45 @@ class Reconnected(msgspec.Struct, frozen=True):
     """Seconds without a connection."""
 
 
+class BrokerBlocked(msgspec.Struct, frozen=True):
+    """RabbitMQ is short of memory or disk and stops reading published messages. Acks continue."""
+
+    reason: str
+
+
 class Streamed(msgspec.Struct, frozen=True):
-    """A trigger of a Spark query: a batch of a stream, or none."""
+    """A trigger of a Spark query, with or without a batch."""
 
     stream: str
     count: int
     waiting: int
-    """Messages that were due and not claimed, counted up to a limit."""
+    """Number of messages that are due and not claimed, counted up to a limit."""
     seconds: float
 
 
-Event = Published | Claimed | Settled | LeasesLost | Reaped | Reconnected | Streamed
+Event = (
+    MessagesPublished | MessagesClaimed | MessagesSettled | LeasesLost | Reaped | Reconnected | BrokerBlocked | Streamed
+)
 Subscriber = Callable[[Event], None]
 
 
 class Telemetry:
-    """Subscribers and their events. A subscriber must be quick; one that raises is logged and goes on."""
+    """Passes events to subscribers. A subscriber must be quick; if it raises, the error is logged and it stays."""
 
     def __init__(self) -> None:
         self._subscribers: dict[type[Event], tuple[Subscriber, ...]] = {}
+        self._forward: Subscriber | None = None
+
+    def forward(self, to: Subscriber) -> None:
+        """Pass all events to `to` alone: the subscribers get them in another process."""
+        self._forward = to
 
     def wants(self, *kinds: type[Event]) -> bool:
-        """Whether anybody listens to one of these; what it takes to tell them need not be gathered otherwise."""
-        return any(kind in self._subscribers for kind in kinds)
+        """True if one of these kinds has a subscriber. Otherwise the caller need not collect the data."""
+        return self._forward is not None or not self._subscribers.keys().isdisjoint(kinds)
 
     def subscribe(self, subscriber: Subscriber, *kinds: type[Event]) -> Callable[[], None]:
-        """Hear events of these kinds, or every event, from now on; call the answer to hear no more."""
+        """Pass events of these kinds, or all events, to the subscriber. The returned function ends that."""
         chosen = kinds or get_args(Event)
         for kind in chosen:
             self._subscribers[kind] = (*self._subscribers.get(kind, ()), subscriber)
@@ -89,34 +113,37 @@ class Telemetry:
         return unsubscribe
 
     def announce(self, event: Event) -> None:
-        for subscriber in self._subscribers.get(type(event), ()):
+        subscribers = self._subscribers.get(type(event), ()) if self._forward is None else (self._forward,)
+        for subscriber in subscribers:
             try:
                 subscriber(event)
-            except Exception:  # whoever listens must not break the queue
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # a subscriber must not break the queue, nor must a panic of its library
                 log.exception("a telemetry subscriber failed on %s", type(event).__name__)
 
 
 def log_event(event: Event) -> None:
-    """A line in the log, with the event's facts as fields for structured logs."""
+    """Log an event, with its fields for structured logs."""
     fields = {"event": type(event).__name__, **msgspec.structs.asdict(event)}
     match event:
         case LeasesLost(queue=queue, count=count):
             of = f" of {queue!r}" if queue else ""
-            log.warning("%d leases%s were lost: other workers have those messages now", count, of, extra=fields)
+            log.warning("leases lost: %d%s; other workers have those messages now", count, of, extra=fields)
         case Reaped(count=count):
-            log.warning("%d messages of dead or hung workers were given back", count, extra=fields)
+            log.warning("reaped: %d messages of dead or hung workers", count, extra=fields)
         case Reconnected(after=after):
-            log.warning("the database is back after %.1f s", after, extra=fields)
+            log.warning("reconnected after %.1f s", after, extra=fields)
         case _:
             log.debug("%s", event, extra=fields)
 
 
 class Counters:
-    """Counts events by name, for progress displays and tests.
+    """Counts of events by name, for progress displays and tests.
 
     >>> telemetry, counters = Telemetry(), Counters()
     >>> _ = telemetry.subscribe(counters)
-    >>> telemetry.announce(Settled("orders", "ack", 3))
+    >>> telemetry.announce(MessagesSettled("orders", "ack", 3))
     >>> counters["ack"]
     3
     """
@@ -126,19 +153,21 @@ class Counters:
 
     def __call__(self, event: Event) -> None:
         match event:
-            case Settled(outcome=name, count=count):
+            case MessagesSettled(outcome=name, count=count):
                 self._counts[name] += count
             case Reconnected():
                 self._counts["reconnected"] += 1
-            case Claimed(count=count, redelivered=redelivered):
+            case MessagesClaimed(count=count, redelivered=redelivered):
                 self._counts["claimed"] += count
                 self._counts["redelivered"] += redelivered
-            case Published(count=count):
+            case MessagesPublished(count=count):
                 self._counts["published"] += count
             case LeasesLost(count=count):
                 self._counts["lease lost"] += count
             case Reaped(count=count):
                 self._counts["reaped"] += count
+            case BrokerBlocked():
+                self._counts["blocked"] += 1
             case Streamed(count=count):
                 self._counts["streamed"] += count
 

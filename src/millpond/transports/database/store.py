@@ -1,38 +1,59 @@
-"""The store: the seam's verbs on a database."""
+"""The store: six verbs on a database, and the rooms beside them."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import secrets
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any
 from uuid import UUID
 
-from millpond import outcome as outcomes_
-from millpond.clock import SECOND, Seconds, micros, monotonic
-from millpond.errors import StoreBusy, StoreUnavailable
-from millpond.message import Claim, Draft, Message, Published, Receipt, check_id, check_text, draft
-from millpond.outcome import MAX_CRASHES, Ack, GiveBack, Nack, Outcome, Reject
-from millpond.transport import DEFAULT_LEASE, Capability, Presence
-from millpond.transports.arguments import check_outcomes, check_receipts, lease_to_claim, queue_names, whole_number
-from millpond.transports.database import claim as claiming
-from millpond.transports.database import outbox
-from millpond.transports.database import publish as publishing
-from millpond.transports.database import settle as settling
-from millpond.transports.database.claim import Lanes, Stamp
-from millpond.transports.database.engine import Engine, Mode
-from millpond.transports.database.exporting import ExportVerbs
-from millpond.transports.database.migrate import Migration
-from millpond.transports.database.once import once
-from millpond.transports.database.operations import Operations
-from millpond.transports.database.options import StoreOptions
-from millpond.transports.database.presence import WorkerPresence, reap_dead
-from millpond.transports.database.statement import Steps
-from millpond.transports.database.streaming import StreamVerbs
-from millpond.transports.url import Url
+import msgspec
 
-T = TypeVar("T")
+from millpond import outcome as outcomes_
+from millpond.checks import integer
+from millpond.clock import SECOND, Seconds, micros, monotonic
+from millpond.errors import DataRefused, MillpondError, StoreBusy
+from millpond.halves import NOT_THE_ROWS
+from millpond.message import Claim, Draft, Message, Published, Receipt, check_id, draft
+from millpond.outcome import Outcome
+from millpond.seam.transport import DEFAULT_LEASE, Capability
+from millpond.telemetry import Event
+from millpond.transports.database.access.access import DatabaseAccess
+from millpond.transports.database.borrowed.identity import OwnDatabase
+from millpond.transports.database.bulk import DatabaseBulk
+from millpond.transports.database.diagnosis.diagnosis import DatabaseDiagnosis
+from millpond.transports.database.exports.exports import DatabaseExports
+from millpond.transports.database.messages.claim import adopt, claim_queue, next_due
+from millpond.transports.database.messages.failing_claims import FailingClaims
+from millpond.transports.database.messages.groups import PublishGroups, Tries
+from millpond.transports.database.messages.hints import Hints
+from millpond.transports.database.messages.publish import Inserted, insert_drafts, publish_results
+from millpond.transports.database.messages.settle import SettleResult, extend_leases, write_outcomes
+from millpond.transports.database.messages.settle_in_halves import settle_in_halves
+from millpond.transports.database.messages.suspects import claim_suspect
+from millpond.transports.database.messages.work_check import WorkFound, check_work
+from millpond.transports.database.migration.migrate import Migration
+from millpond.transports.database.move_steps import DatabaseMoving
+from millpond.transports.database.operations.operations import DatabaseOperations
+from millpond.transports.database.options import StoreOptions
+from millpond.transports.database.periodic import DatabasePeriodic
+from millpond.transports.database.runner import Engine, Mode, Runner
+from millpond.transports.database.shards import DatabaseShards, PlacementCheck
+from millpond.transports.database.sql.statement import Steps
+from millpond.transports.database.sql.writes import Stamp
+from millpond.transports.database.streams.streams import DatabaseStreams
+from millpond.transports.database.transactions import CHECK_MAP_EVERY, DatabaseTransactions
+from millpond.transports.database.workers.workers import DatabaseWorkers
+from millpond.transports.shard_map import ShardRecord
+from millpond.transports.shares import Shares
+from millpond.transports.url import Url
+from millpond.transports.validation import check_outcomes, check_receipts, lease_to_claim, queue_names
+
+log = logging.getLogger("millpond")
 
 CAPABILITIES = (
     Capability.TRANSACTIONS
@@ -40,98 +61,201 @@ CAPABILITIES = (
     | Capability.PRIORITY
     | Capability.ORDER
     | Capability.DEDUPE
+    | Capability.UNIQUE
     | Capability.EXTEND
     | Capability.BROWSE
+    | Capability.PERIODIC
     | Capability.RESCHEDULE
     | Capability.ARCHIVE
     | Capability.DEAD_LETTERS
     | Capability.PAUSE
+    | Capability.SETTINGS
     | Capability.PRESENCE
     | Capability.STREAMS
+    | Capability.STREAM_STATUS
+    | Capability.BULK
+    | Capability.EXPORTS
     | Capability.FREE_RECEIPTS
+    | Capability.ACCESS
     | Capability.SHARED
+    | Capability.ONE_ORDER
+    | Capability.UNIQUE_IDS
+    | Capability.ATOMIC
     | Capability.DURABLE
 )
-_REAP_EVERY = 1.0
-_LOOK_AGAIN = 0.02
+_SETTLE_AGAIN = 0.02
+CHECK_EVERY = 0.8
+"""Longest time in seconds that a wait leaves unread what other processes did."""
 
 
-class DatabaseStore(Operations, StreamVerbs, ExportVerbs):
-    """A store on one database."""
+class ClaimOptions(msgspec.Struct, frozen=True):
+    """The arguments of one call of `claim`."""
+
+    names: list[str]
+    limit: int
+    ids: Sequence[UUID] | None
+    suspects: bool
+    others: bool
+    lease: int
+    """In microseconds."""
+    ahead: int
+    holder: int | None
+    """The worker whose row holds the claims. None: each message has a separate lease."""
+    tokens: list[int] = msgspec.field(default_factory=list)
+    """Those that this call has given to the worker."""
+
+
+class DatabaseStore:
+    """A store on one database. Rooms are made on first use, over one runner."""
 
     capabilities = CAPABILITIES
+    missing_shards = ()
 
     def __init__(self, engine: Engine, options: StoreOptions, url: Url) -> None:
-        super().__init__(engine, options, url)
+        self.runner = Runner(engine, options, url)
+        self.hints = Hints(engine.dialect)
+        self.url = url
+        self.dialect = engine.dialect
         self.migrated: list[Migration] = []
-        """What was applied to the database on connecting."""
-        self._dedupe_for = micros(options.dedupe_for, "dedupe_for")
-        self._lanes: dict[str, Lanes] = {}
+        """Migrations that were applied on connecting."""
+        self.own_database = OwnDatabase()
+        """Recognises connections of callers; set after connecting."""
+        self.placement: PlacementCheck | None = None
+        """Set if this handle is one of several of a pond that routes messages."""
+        self._check_at = monotonic() + CHECK_MAP_EVERY
         self._turn = 0
-        self._leases = claiming.Leases()
-        self._reaped_at = -_REAP_EVERY
-        self._presence: WorkerPresence | None = None
-        self._fresh: set[str] = set()
-        self._waiting: dict[asyncio.Event, list[str]] = {}
+        self._groups = PublishGroups(self._publish_drafts)
+        self._failing_claims = FailingClaims(self.runner)
+        self._closing = False
         self._listening: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<DatabaseStore {self.url}>"
 
+    @property
+    def shard(self) -> ShardRecord | None:
+        """Set if the database is one of several shards, and this handle stands alone."""
+        return self.runner.shard
+
+    @shard.setter
+    def shard(self, record: ShardRecord | None) -> None:
+        self.runner.shard = record
+
+    @property
+    def on_event(self) -> Callable[[Event], None] | None:
+        return self.runner.on_event
+
+    @on_event.setter
+    def on_event(self, call: Callable[[Event], None] | None) -> None:
+        self.runner.on_event = call
+
+    # --- rooms --------------------------------------------------------------------------------------
+
+    @cached_property
+    def operations(self) -> DatabaseOperations:
+        return DatabaseOperations(self.runner, self.hints, self.bulk)
+
+    @cached_property
+    def periodic(self) -> DatabasePeriodic:
+        return DatabasePeriodic(self.runner, self.hints)
+
+    @cached_property
+    def streams(self) -> DatabaseStreams:
+        return DatabaseStreams(self.runner, self.hints)
+
+    @cached_property
+    def bulk(self) -> DatabaseBulk:
+        return DatabaseBulk(self.runner)
+
+    @cached_property
+    def exports(self) -> DatabaseExports:
+        return DatabaseExports(self.runner)
+
+    @cached_property
+    def diagnosis(self) -> DatabaseDiagnosis:
+        return DatabaseDiagnosis(self.runner)
+
+    @cached_property
+    def access(self) -> DatabaseAccess:
+        return DatabaseAccess(self.runner)
+
+    @cached_property
+    def transactions(self) -> DatabaseTransactions:
+        return DatabaseTransactions(
+            self.dialect, self.runner.options, self.hints, self.runner.check_open, own=self.own_database
+        )
+
+    @cached_property
+    def shards(self) -> DatabaseShards:
+        return DatabaseShards(self.runner)
+
+    @cached_property
+    def moving(self) -> DatabaseMoving:
+        return DatabaseMoving(self.runner)
+
+    @cached_property
+    def workers(self) -> DatabaseWorkers:
+        return DatabaseWorkers(self.runner, self.hints)
+
     # --- publish ------------------------------------------------------------------------------------
 
     async def publish(self, messages: Sequence[Message], *, within: Any = None) -> list[Published]:
-        drafts = self._drafts(messages)
+        await self._check_whole()
         if within is not None:
-            new = await self._within(within, self._publishing(drafts, own_connection=False))
-        elif drafts:
-            mode = Mode.ONE if publishing.is_one_statement(self.dialect, drafts) else Mode.WRITE
-            publisher = secrets.randbits(62)
-            new = await self._run(
-                lambda again: self._publishing(
-                    _looked_up(drafts) if again else drafts, own_connection=True, publisher=publisher, again=again
-                ),
-                mode,
-            )
-        else:
-            new = set()
-        return self._published(drafts, new)
+            return await self.transactions.publish(messages, within=within)
+        limit = self.runner.options.body_limit
+        return await self.publish_drafts([draft(message, body_limit=limit) for message in messages])
 
-    def publish_sync(self, messages: Sequence[Message], *, within: Any) -> list[Published]:
-        drafts = self._drafts(messages)
-        return self._published(drafts, self._within_sync(within, self._publishing(drafts, own_connection=False)))
+    async def _check_whole(self) -> None:
+        self.runner.check_open(closing=self._closing)
+        if self.shard is None and self.placement is None and monotonic() >= self._check_at:
+            # The database may have become a shard since this handle was connected.
+            self._check_at = monotonic() + CHECK_MAP_EVERY
+            record = await self.shards.record()
+            self.shard = record if record is not None and len(record.map.shards) > 1 else None
+        self.runner.check_whole(closing=self._closing)
 
-    def _drafts(self, messages: Sequence[Message]) -> list[Draft]:
-        self._check_open()
-        limit = self._options.body_limit
-        return [draft(message, body_limit=limit) for message in messages]
+    async def publish_drafts(self, drafts: Sequence[Draft]) -> list[Published]:
+        """`publish` for checked messages."""
+        self.runner.check_open(closing=self._closing)
+        if not drafts:
+            return []
+        # A unique message may wait for a lock of another transaction, and no other publish shall wait with it.
+        if len(drafts) == 1 and not drafts[0].given and drafts[0].unique is None:
+            return [await self._groups.publish(drafts[0])]
+        return await self._publish_drafts(drafts, Tries())
 
-    def _publishing(
-        self, drafts: Sequence[Draft], *, own_connection: bool, publisher: int | None = None, again: bool = False
-    ) -> Steps[set[UUID]]:
-        return publishing.publish(
+    async def _publish_drafts(self, drafts: Sequence[Draft], tries: Tries) -> list[Published]:
+        one = self.placement is None and self.dialect.writes.is_one_statement(drafts, own_connection=True)
+        new = await self.runner.run(
+            partial(self._publish_steps, drafts, tries.marks),
+            Mode.ONE if one else Mode.WRITE,
+            again=tries.lost,
+            mode_again=Mode.WRITE,  # a second try has to find out about the first one
+            on_lost=tries.on_lost,
+        )
+        self.hints.published(drafts)
+        return publish_results(drafts, new)
+
+    def _publish_steps(self, drafts: Sequence[Draft], marks: list[int], again: bool) -> Steps[Inserted]:
+        if not again:
+            marks.clear()  # nothing of earlier tries was committed
+        # A first try without an id of the caller leaves no mark.
+        marks.append(secrets.randbits(62) if again or any([draft.given for draft in drafts]) else 0)
+        if self.placement is not None:
+            yield from self.placement.steps(drafts, marks[:-1] if again else None)
+        return (yield from self._insert_steps(drafts, marks))
+
+    def _insert_steps(self, drafts: Sequence[Draft], marks: list[int]) -> Steps[Inserted]:
+        return insert_drafts(
             self.dialect,
             drafts,
-            now=self._now(),
-            dedupe_for=self._dedupe_for,
-            own_connection=own_connection,
-            announce=self._options.notify,
-            publisher=publisher,
-            again=again,
+            now=self.runner.now(),
+            dedupe_for=self.runner.dedupe_for,
+            own_connection=True,
+            notify=self.runner.options.notify,
+            marks=marks,
         )
-
-    def _published(self, drafts: Sequence[Draft], new: set[UUID]) -> list[Published]:
-        for queue in {d.queue for d in drafts}:
-            self._fresh.add(queue)
-        if any(d.given or d.due_us is not None for d in drafts):
-            self._drop_floors()
-        self._wake()
-        results = []
-        for d in drafts:
-            results.append(Published(d.id, not d.given or d.id in new))
-            if d.given:
-                new.discard(d.id)  # given twice in one call, it is new once
-        return results
 
     # --- claim --------------------------------------------------------------------------------------
 
@@ -142,280 +266,268 @@ class DatabaseStore(Operations, StreamVerbs, ExportVerbs):
         lease: Seconds = DEFAULT_LEASE,
         *,
         ids: Sequence[UUID] | None = None,
-        max_crashes: int | None = MAX_CRASHES,
         max_deliveries: int | None = None,
         suspects: bool = True,
+        others: bool = True,
+        ahead: bool = False,
+        by_worker: bool = False,
     ) -> list[Claim]:
-        self._check_open()
+        self.runner.check_open()
         names = queue_names(queues)
-        whole_number(limit, "limit")
+        integer(limit, "limit")
         lease_us = lease_to_claim(lease)
-        if limit == 0 or not names or (ids is not None and not ids):
+        holder = self.workers.hold(lease_us) if by_worker else None
+        if limit == 0 or not names or (ids is not None and not ids) or not (suspects or others):
             return []
-        self._fresh.difference_update(names)
+        if others:
+            self.hints.fresh.difference_update(names)
+        request = ClaimOptions(names, limit, ids, suspects, others, lease_us, int(ahead), holder)
+        taken: set[int] = set()
+        try:
+            runnable = await self._claim_runnable(request, max_deliveries)
+        finally:
+            if request.tokens and (taken := self.workers.unreturned.end(request.tokens)):
+                self.workers.abandoned.lose(taken)
+        return [claim for claim in runnable if claim.receipt.token not in taken] if taken else runnable
+
+    async def _claim_runnable(self, request: ClaimOptions, max_deliveries: int | None) -> list[Claim]:
+        """Claim until there is a message that may run, or none at all."""
         while True:
-            stamp = Stamp(secrets.randbits(62), self._mark(), lease_us, self._now())
-            claims = await self._take(names, limit, stamp, ids, suspects)
-            if len(claims) < limit and await self._reap_if_due():
-                more = Stamp(secrets.randbits(62), self._mark(), lease_us, self._now())
-                claims += await self._take(names, limit - len(claims), more, ids, suspects and not claims)
-            runnable, refused = outcomes_.sorted_out(claims, max_crashes=max_crashes, max_deliveries=max_deliveries)
-            if refused:
-                await self.settle(refused)
+            claims: list[Claim] = []
+            try:
+                await self._claim_due(claims, request)
+                runnable, refused = outcomes_.split_runnable(claims, max_deliveries=max_deliveries)
+                if refused:
+                    await self._settle_refused(refused, request, alone=not runnable)
+            except asyncio.CancelledError:
+                # The messages are not returned, so they go back. Separate leases just end.
+                if request.holder is not None:
+                    self.workers.abandoned.lose({claim.receipt.token for claim in claims})
+                raise
             if runnable or not refused:
                 return runnable
 
-    async def _take(
-        self, names: list[str], limit: int, stamp: Stamp, ids: Sequence[UUID] | None, suspects: bool
-    ) -> list[Claim]:
-        if ids is not None:
-            return await self._claim_ids(names, ids, limit, stamp)
-        return await self._claim(names, limit, stamp, suspects)
+    async def _claim_due(self, claims: list[Claim], request: ClaimOptions) -> None:
+        """Add claims, and give back lapsed ones first if there are too few. An error is raised if there is none."""
+        try:
+            await self._claim(claims, request)
+            if len(claims) < request.limit and not _is_suspect(claims) and await self.workers.reap_if_due():
+                await self._claim(claims, request)
+        except Exception as e:
+            if not claims:
+                raise
+            _log_cut_short("claim cut short: %d messages, then %s", len(claims), e)
 
-    async def _claim(self, names: list[str], limit: int, stamp: Stamp, suspects: bool) -> list[Claim]:
-        """From several queues: each in turn goes first and has its share; what one leaves goes to the next."""
+    async def _settle_refused(self, refused: Sequence[Outcome], request: ClaimOptions, *, alone: bool) -> None:
+        """Settle messages that must not run. An error is raised if they are alone."""
+        try:
+            settled = await self.runner.run(partial(self._settle_steps, refused), Mode.LOOSE)
+            if request.holder is not None:  # locked by another transaction
+                self.workers.abandoned.leave(outcome.receipt for outcome in settled.locked)
+        except Exception as e:
+            if request.holder is not None:
+                self.workers.abandoned.leave(outcome.receipt for outcome in refused)
+            if alone:
+                raise
+            _log_cut_short("messages that must not run cannot be settled yet: %d (%s)", len(refused), e)
+
+    async def _claim(self, claims: list[Claim], request: ClaimOptions) -> None:
+        """Add claims up to the limit. After an error, `claims` has those of the queues before."""
+        names, limit = request.names, request.limit
+        if request.ids is not None:
+            keys = [self.dialect.id_in(check_id(id_)) for id_ in request.ids]
+            wanted = limit - len(claims)
+            claims += await self._run_claim(
+                request, lambda stamp: self.dialect.writes.claim_ids(names, keys, wanted, stamp)
+            )
+            return
         self._turn += 1
-        turn = self._turn % len(names)
-        names = names[turn:] + names[:turn]
-        claims: list[Claim] = []
-        hungry = names
-        while hungry and len(claims) < limit:
-            still_hungry = []
-            for n, queue in enumerate(hungry):
-                share = -(-(limit - len(claims)) // (len(hungry) - n))
-                if share == 0:
-                    break
-                got = await self._claim_queue(queue, share, stamp, suspects and not claims)
-                if len(got) == 1 and got[0].unfinished >= outcomes_.SUSPECT:
-                    return claims + got  # alone: nothing was claimed before it, nothing is after it
-                claims += got
-                if len(got) == share:
-                    still_hungry.append(queue)
-            hungry = still_hungry
-        return claims
+        shares = Shares(names, limit - len(claims), self._turn)
+        for queue, share in shares:
+            before = len(claims)
+            await self._claim_queue(claims, queue, share, request)
+            shares.taken += len(claims) - before
+            if _is_suspect(claims[before:]):
+                break  # alone: nothing was claimed before it, nothing is after it
 
-    async def _claim_queue(self, queue: str, limit: int, stamp: Stamp, suspects: bool) -> list[Claim]:
-        lanes = self._lanes.setdefault(queue, Lanes())
-        return await self._run_claim(
-            lambda: claiming.claim_queue(self.dialect, lanes, queue, limit, stamp, suspects=suspects), stamp
-        )
+    async def _claim_queue(self, claims: list[Claim], queue: str, limit: int, request: ClaimOptions) -> None:
+        lanes, suspects = self.hints.lanes_of(queue), request.suspects and not claims
+        lanes.claimed_at = monotonic()
 
-    async def _claim_ids(self, names: list[str], ids: Sequence[UUID], limit: int, stamp: Stamp) -> list[Claim]:
-        keys = [self.dialect.id_in(check_id(id_)) for id_ in ids]
-        return await self._run_claim(lambda: claiming.claim_ids(self.dialect, names, keys, limit, stamp), stamp)
+        def steps(stamp: Stamp) -> Steps[list[Claim]]:
+            if request.others:
+                return claim_queue(self.dialect, lanes, queue, limit, stamp, suspects=suspects)
+            return claim_suspect(self.dialect, queue, stamp)
 
-    async def _run_claim(self, steps: Callable[[], Steps[list[Claim]]], stamp: Stamp) -> list[Claim]:
-        def again_or(again: bool) -> Steps[list[Claim]]:
-            # The lost reply may have been that of a claim: what carries its token is ours.
-            if again and (adopted := (yield from claiming.adopt(self.dialect, stamp))):
+        async def whole() -> None:
+            claims.extend(await self._run_claim(request, steps))
+
+        async def by_ids(ids: Sequence[Any], wanted: int) -> int:
+            writes = self.dialect.writes
+            claims.extend(
+                got := await self._run_claim(
+                    request, lambda stamp: writes.claim_ids([queue], ids, wanted, stamp), one=True
+                )
+            )
+            return len(got)
+
+        if await self._failing_claims.claim(queue, limit, whole, by_ids, others=request.others, suspects=suspects):
+            lanes.fall()  # the hints know nothing of these claims
+
+    async def _run_claim(
+        self, request: ClaimOptions, steps: Callable[[Stamp], Steps[list[Claim]]], *, one: bool = False
+    ) -> list[Claim]:
+        """Claim with a token that no other claim has: a retry then adopts no row that was handed out before.
+
+        `one`: in one transaction, which wrote nothing if the database answered with an error.
+        """
+        by_worker = request.holder is not None
+        worker = request.holder if by_worker else self.workers.mark
+        stamp = Stamp(secrets.randbits(62), worker, request.lease, self.runner.now(), request.ahead, by_worker)
+
+        if by_worker:
+            request.tokens.append(stamp.token)
+            self.workers.unreturned.begin(stamp.token, request.lease)
+
+        lost = False
+
+        def on_lost() -> None:
+            nonlocal lost
+            lost = True
+
+        def adopt_or_claim(again: bool) -> Steps[list[Claim]]:
+            # The lost reply may have been that of a claim: rows with its token are ours.
+            if again and (adopted := (yield from adopt(self.dialect, stamp))):
                 return adopted
-            return (yield from steps())
+            return (yield from steps(stamp))
 
-        return await self._run(again_or, Mode.LOOSE)
+        try:
+            claims = await self.runner.run(adopt_or_claim, Mode.LOOSE, on_lost=on_lost)
+        except BaseException as e:
+            answered = isinstance(e, Exception) and not isinstance(e, NOT_THE_ROWS)
+            if by_worker and not (one and answered and not lost):  # it may have been committed, or be committed yet
+                self.workers.abandoned.lose([stamp.token])
+            raise
+        if by_worker and lost:  # the server may commit an earlier try yet, with other messages
+            self.workers.abandoned.lose([stamp.token], {claim.receipt.id for claim in claims})
+        return claims
 
     # --- extend, settle -----------------------------------------------------------------------------
 
     async def extend(self, receipts: Sequence[Receipt], lease: Seconds = DEFAULT_LEASE) -> list[Receipt]:
-        self._check_open()
+        self.runner.check_open()
         lease_us = micros(lease, "lease")
         check_receipts(receipts)
         unique = list(dict.fromkeys(receipts))
         if not unique:
             return []
-        return await self._run(
-            lambda again: settling.extend(self.dialect, unique, lease_us, now=self._now()), Mode.LOOSE
-        )
+        return await self.runner.loose(partial(extend_leases, self.dialect, unique, lease_us, now=self.runner.now()))
 
-    async def settle(self, outcomes: Sequence[Outcome], *, within: Any = None) -> list[Receipt]:
-        self._check_open()
-        check_outcomes(outcomes)
-        if not outcomes:
-            return []
+    async def settle(
+        self, outcomes: Sequence[Outcome], *, within: Any = None, wait: bool = True, again: bool = False
+    ) -> list[Receipt]:
         if within is not None:
-            settled = await self._within(within, self._settling(outcomes, wait=True))
-            self._settled(outcomes)
-            return settled.refused
-        refused: list[Receipt] = []
-        deadline = monotonic() + self._busy_for
-        while True:
-            settled = await self._run(partial(self._settling, outcomes, False), Mode.LOOSE)
-            refused += settled.refused
-            self._settled(outcomes)
-            if not settled.locked:
-                return refused
-            if monotonic() > deadline:
-                raise StoreBusy(
-                    f"{len(settled.locked)} messages are held by another transaction for more than "
-                    f"{self._busy_for:g} s; all others were settled. Settle these again"
-                )
-            outcomes = settled.locked
-            await asyncio.sleep(_LOOK_AGAIN)
-
-    def settle_sync(self, outcomes: Sequence[Outcome], *, within: Any) -> list[Receipt]:
-        self._check_open()
+            return await self.transactions.settle(outcomes, within=within)
+        self.runner.check_open()
         check_outcomes(outcomes)
-        if not outcomes:
-            return []
-        refused = self._within_sync(within, self._settling(outcomes, wait=True)).refused
-        self._settled(outcomes)
+        refused: list[Receipt] = []
+        deadline = monotonic() + self.runner.busy_for
+
+        def on_lost() -> None:
+            nonlocal again
+            again = True  # also of rows that are locked now, perhaps by the try whose reply was lost
+
+        while outcomes:
+            steps = partial(self._settle_steps, outcomes)
+            try:
+                settled = await self.runner.run(steps, Mode.LOOSE, wait=wait, again=again, on_lost=on_lost)
+            except DataRefused as e:
+                if not wait:  # the caller writes them apart by itself
+                    raise
+                # Again: some of them may have been written before the error.
+                return refused + await settle_in_halves(partial(self.settle, again=True), outcomes, e)
+            refused += settled.refused
+            self.hints.settled(outcomes, clock_stands=self.runner.now() is not None)
+            outcomes = settled.locked
+            if outcomes:
+                if not wait or monotonic() > deadline:
+                    busy = StoreBusy(
+                        f"{len(outcomes)} messages are locked by another transaction; all other outcomes were "
+                        "written. Settle these again",
+                        [outcome.receipt for outcome in outcomes],
+                        refused,
+                    )
+                    busy.again = again
+                    raise busy
+                await asyncio.sleep(_SETTLE_AGAIN)
         return refused
 
-    def _settling(self, outcomes: Sequence[Outcome], wait: bool, again: bool = False) -> Steps[settling.Settled]:
-        return settling.settle(self.dialect, outcomes, now=self._now(), wait=wait, again=again)
+    def _settle_steps(self, outcomes: Sequence[Outcome], again: bool) -> Steps[SettleResult]:
+        return write_outcomes(
+            self.dialect, outcomes, now=self.runner.now(), again=again, notify=self.runner.options.notify
+        )
 
-    def _settled(self, outcomes: Sequence[Outcome]) -> None:
-        kinds = set(map(type, outcomes))
-        # A nack's due time is later than any floor, unless a test's clock stands still.
-        if GiveBack in kinds or (Nack in kinds and self._now() is not None):
-            self._drop_floors()
-        if not kinds <= {Ack, Reject}:
-            self._wake()
-
-    async def once(self, id: UUID, key: str, *, within: Any) -> bool:
-        self._check_open()
-        return await self._within(within, self._once(id, key))
-
-    def once_sync(self, id: UUID, key: str, *, within: Any) -> bool:
-        self._check_open()
-        return self._within_sync(within, self._once(id, key))
-
-    def _once(self, id_: UUID, key: str) -> Steps[bool]:
-        return once(self.dialect, self.dialect.id_in(id_), check_text(key, "key"), self._now())
-
-    # --- reap, wait, close --------------------------------------------------------------------------
-
-    async def join(self, name: str | None = None) -> Presence:
-        """Become a worker: from now on claims carry its mark, and others notice its death."""
-        self._check_open()
-        if self._presence is None or self._presence.left:
-            presence = WorkerPresence(
-                self._engine, name, by_lock=not self._options.pooler, now=self._now, meaning=self.meaning
-            )
-            give_up_at = monotonic() + self._reconnect_for
-            try:
-                while not await presence.beat():
-                    if monotonic() > give_up_at:
-                        raise StoreUnavailable(f"no sign of life gets through to {self.url}; join again")
-                    await asyncio.sleep(_LOOK_AGAIN)
-            except BaseException:
-                await presence.leave()
-                raise
-            self._presence = presence
-        return self._presence
-
-    def _mark(self) -> int | None:
-        return None if self._presence is None else self._presence.mark
-
-    async def reap(self) -> int:
-        """Give back what lapsed leases and, once this store has joined, dead workers hold; returns how many."""
-        self._check_open()
-        total = await self._reap_lapsed()
-        if self._presence is not None:
-            total += await reap_dead(self._engine, self._presence, self._run, self._now)
-        if total:
-            self._drop_floors()
-            self._wake()
-        return total
-
-    async def _reap_lapsed(self) -> int:
-        total, limit = 0, claiming.REAP_BATCH
-        while True:
-            ids = await self._run(
-                lambda again, limit=limit: claiming.lapsed(self.dialect, self._leases, self._now(), limit),  # type: ignore[misc]
-                Mode.READ,
-            )
-            if not ids:
-                return total
-            count = await self._run(
-                lambda again, ids=ids: claiming.release_lapsed(self.dialect, ids, self._now()),  # type: ignore[misc]
-                Mode.WRITE,
-            )
-            total += count
-            if len(ids) < limit:
-                return total
-            if not count:
-                limit *= 2  # those in front are held by others; there may be more behind them
-
-    async def _reap_if_due(self) -> bool:
-        """For people who claim without a worker: lapsed claims come back by the next claim that is not full."""
-        if monotonic() - self._reaped_at < _REAP_EVERY and self._options.clock.now() is None:
-            return False
-        self._reaped_at = monotonic()
-        if not await self._reap_lapsed():
-            return False
-        self._drop_floors()
-        return True
+    # --- wait, close --------------------------------------------------------------------------------
 
     async def wait(self, queues: Sequence[str], timeout: Seconds) -> None:
-        self._check_open()
+        self.runner.check_open()
         names = queue_names(queues)
-        seconds = micros(timeout, "timeout") / SECOND
-        event = asyncio.Event()
-        self._waiting[event] = names
-        self._listen()
-        try:
-            if self._fresh.intersection(names):
-                return
-            for queue in names:
-                lanes = self._lanes.get(queue)
-                if lanes is not None and lanes.known:
-                    due = await self._run(partial(self._next_due, queue, lanes), Mode.READ)
-                    if due is not None:
-                        seconds = min(seconds, due / SECOND)
-            await asyncio.wait_for(event.wait(), seconds)
-        except TimeoutError:
-            return
-        finally:
-            del self._waiting[event]
+        ends_at = monotonic() + micros(timeout, "timeout") / SECOND
+        with self.hints.waiting(names) as event:
+            self._listen()
+            while not self.hints.fresh.intersection(names):
+                pause = min(await self._until_due(names), ends_at - monotonic())
+                try:
+                    await asyncio.wait_for(event.wait(), max(0.0, min(pause, CHECK_EVERY)))
+                    return
+                except TimeoutError:
+                    # Without notifications this is the wake-up: the caller claims. With them the next due time is
+                    # read again, because a nack of another process that is due much later is not announced.
+                    if pause <= CHECK_EVERY or not self.dialect.has_notifications:
+                        return
 
-    def _next_due(self, queue: str, lanes: Lanes, again: bool) -> Steps[int | None]:
-        return claiming.next_due(self.dialect, lanes, queue, self._now())
+    async def _until_due(self, names: Sequence[str]) -> float:
+        """Seconds until the next known message of these queues falls due.
+
+        A message that fell due since the caller's claim is due now. The claim did not get one that is overdue for
+        longer: it is locked or paused, or new.
+        """
+        seconds = math.inf
+        for queue in names:
+            lanes = self.hints.lanes.get(queue)
+            if lanes is not None and lanes.known:
+                due = await self.runner.read(partial(next_due, self.dialect, lanes, queue, self.runner.now()))
+                if due is not None:
+                    is_older = -due / SECOND >= monotonic() - lanes.claimed_at
+                    seconds = min(seconds, CHECK_EVERY if is_older else max(0.0, due / SECOND))
+        return seconds
+
+    async def check_work(self, queues: Sequence[str]) -> WorkFound:
+        """Whether a claim of these queues is worth its cost; see `work_check.py`."""
+        return await self.runner.read(partial(check_work, self.dialect, self.hints, queues, self.runner.now()))
+
+    def _listen(self) -> None:
+        if self._listening is None and self.runner.options.notify:
+            self._listening = asyncio.create_task(self.runner.engine.listen(self.dialect.channel, self.hints.notified))
 
     async def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._wake()
+        if not self._closing:
+            self._closing = True
+            await self._groups.flush()
+            self.runner.closed = True
+            self.hints.wake()
             if self._listening is not None:
                 self._listening.cancel()
                 await asyncio.wait([self._listening])
-            if self._presence is not None:
-                await self._presence.leave()
-            await self._engine.close()
-
-    # --- inside -------------------------------------------------------------------------------------
-
-    def _wake(self) -> None:
-        for event in self._waiting:
-            event.set()
-
-    def _listen(self) -> None:
-        if self._listening is None and self._options.notify:
-            self._listening = asyncio.create_task(self._engine.listen(self.dialect.channel, self._heard))
-
-    def _heard(self, queue: str | None) -> None:
-        """A queue was announced; None: any may have been, while nobody listened."""
-        if queue is not None:
-            self._fresh.add(queue)
-        for event, names in self._waiting.items():
-            if queue is None or queue in names:
-                event.set()
-
-    def _due_again(self, queues: Iterable[str]) -> None:
-        self._fresh.update(queues)
-        self._drop_floors()
-        self._wake()
-
-    def _drop_floors(self) -> None:
-        for lanes in self._lanes.values():
-            lanes.fall()
-
-    async def _within(self, connection: Any, steps: Steps[T]) -> T:
-        return await outbox.run(self.dialect, connection, steps)
-
-    def _within_sync(self, connection: Any, steps: Steps[T]) -> T:
-        return outbox.run_sync(self.dialect, connection, steps)
+            await self.workers.leave()
+            await self.runner.engine.close()
 
 
-def _looked_up(drafts: Sequence[Draft]) -> list[Draft]:
-    """After a lost reply our own ids are looked up like those of callers."""
-    return [d if d.given else Draft(d.id, True, *(getattr(d, f) for f in Draft.__struct_fields__[2:])) for d in drafts]
+def _is_suspect(claims: Sequence[Claim]) -> bool:
+    """Whether these are one suspect, which is claimed alone."""
+    return len(claims) == 1 and claims[0].suspect
+
+
+def _log_cut_short(text: str, count: int, error: Exception) -> None:
+    """The claims that may run are returned all the same: otherwise they would wait for the end of their lease."""
+    log.warning(text, count, error, exc_info=not isinstance(error, MillpondError))

@@ -1,5 +1,5 @@
 """RabbitMQ behind the seam."""
 
-from millpond.transports.rabbitmq.opening import connect
+from millpond.transports.rabbitmq.connect import check_address, check_options, connect
 
-__all__ = ["connect"]
+__all__ = ["check_address", "check_options", "connect"]

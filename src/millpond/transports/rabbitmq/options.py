@@ -1,4 +1,4 @@
-"""The options of the RabbitMQ transport, checked by name and value."""
+"""Options of the RabbitMQ transport, checked by name and value."""
 
 from __future__ import annotations
 
@@ -7,40 +7,46 @@ from typing import Any, Literal
 
 import msgspec
 
+from millpond.checks import check_clock, integer, known_options
 from millpond.clock import Clock, Seconds, SystemClock, micros
 from millpond.errors import InvalidOption
-from millpond.message import BODY_LIMIT
-from millpond.transports.arguments import known_options
+from millpond.message import BODY_LIMIT, check_name
 from millpond.transports.url import Url
 
 
 class RabbitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `connect` takes beside the URL."""
+    """Options of `connect` for amqp:// URLs."""
 
     queue_type: Literal["quorum", "classic"] = "quorum"
-    """Of the queues that hold messages to be handled. What crashed consumers were sent is counted by quorum queues,
-    and for classic ones by us, who publish it again."""
+    """Type of the queues that hold messages to be handled. Quorum queues count the deliveries to crashed consumers. For
+    classic queues Millpond counts them, and publishes such a message again."""
+    queue_arguments: Mapping[str, Any] | None = None
+    """Further arguments of new queues, such as `x-quorum-initial-group-size`."""
+    declare: bool = True
+    """False: all queues exist, and none is declared."""
     publisher_channel_pool_size: int = 25
-    """Channels that publish, opened as they are needed."""
+    """Maximum number of channels that publish. They are opened when needed."""
     subscriber_pool_size: int = 1
-    """Channels that consume from each queue. More than one share its messages in no particular order."""
+    """Number of channels that consume from each queue. With more than one, its messages come in no particular order."""
+    subscriber_pool_sizes: Mapping[str, int] | None = None
+    """Number of channels that consume from single queues, by the name of the queue. Others: `subscriber_pool_size`."""
     max_connection_channels: int = 1000
-    """Channels on one connection; beyond, a further connection is opened."""
+    """Maximum number of channels on one connection. A further connection is opened for more."""
     connect_max_retries: int = 25
-    """How often connecting is tried again before it fails. A connection that is lost later is sought for ever."""
+    """Number of further tries of the first connect before it fails. A later loss is retried without limit."""
     reconnect_timeout: Seconds = 30
-    """How long a call waits for a lost connection before `StoreUnavailable`."""
+    """Seconds that a call waits for a lost connection before `StoreUnavailable`."""
     call_timeout: Seconds = 60
-    """How long a call waits for the broker's answer, such as the confirmation of a publish."""
+    """Seconds that a call waits for the broker's answer, such as the confirmation of a publish."""
     consumer_timeout: Seconds = 1800
-    """The broker's own setting of this name: no lease can be longer, however often it is extended."""
+    """The broker's setting of this name, in seconds. No lease can be longer, even if it is extended."""
     archive: Url | None = None
-    """The URL of a database in which settled messages are recorded before they are acked; None: they leave no trace."""
+    """URL of a database in which settled messages are recorded before they are acked. None: they are not kept."""
     archive_options: Mapping[str, Any] | None = None
-    """What `connect` takes beside the archive's URL, such as `schema` and `table_prefix`."""
+    """Options of the archive's `connect`, such as `schema` and `table_prefix`."""
     body_limit: int = BODY_LIMIT
     clock: Clock = SystemClock()
-    """Decides when leases end and messages expire. Delays are timed by the broker."""
+    """Decides when leases end and messages expire. The broker times delays."""
 
 
 _NUMBERS = {
@@ -55,20 +61,32 @@ _NUMBERS = {
 def parse(given: dict[str, Any]) -> RabbitOptions:
     known_options(given, RabbitOptions.__struct_fields__)
     if given.get("archive") is not None:
-        given = {**given, "archive": Url(given["archive"])}  # which never shows its password
+        given = {**given, "archive": Url(given["archive"])}  # masks its password
     options = RabbitOptions(**given)
     if options.queue_type not in ("quorum", "classic"):
         raise InvalidOption(f'queue_type must be "quorum" or "classic", not {options.queue_type!r}')
+    if not isinstance(options.queue_arguments, Mapping | None):
+        raise InvalidOption(f"queue_arguments must be a dict, not {type(options.queue_arguments).__name__}")
+    _check_pool_sizes(options.subscriber_pool_sizes)
+    if not isinstance(options.declare, bool):
+        raise InvalidOption(f"declare must be True or False, not {options.declare!r}")
     if not isinstance(options.archive_options, Mapping | None):
         raise InvalidOption(f"archive_options must be a dict of options, not {type(options.archive_options).__name__}")
     if options.archive_options and options.archive is None:
         raise InvalidOption("archive_options without archive: give the URL of the archive too")
     for name, (low, high) in _NUMBERS.items():
-        value = getattr(options, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise InvalidOption(f"{name} must be a whole number from {low} to {high:,}, not {value!r}")
+        integer(getattr(options, name), name, low, high)
     for name in ("reconnect_timeout", "call_timeout", "consumer_timeout"):
         micros(getattr(options, name), name)
+    check_clock(options.clock)
     if options.clock.now() is None:
-        raise InvalidOption("a broker has no clock that could be asked; give a SystemClock or ManualClock")
+        raise InvalidOption("clock cannot be the database's: a broker has none; give a SystemClock or ManualClock")
     return options
+
+
+def _check_pool_sizes(sizes: Any) -> None:
+    if not isinstance(sizes, Mapping | None):
+        raise InvalidOption(f"subscriber_pool_sizes must be a dict of queues and numbers, not {type(sizes).__name__}")
+    for queue, size in (sizes or {}).items():
+        check_name(queue, "subscriber_pool_sizes")
+        integer(size, f"subscriber_pool_sizes of {queue!r}", *_NUMBERS["subscriber_pool_size"])

@@ -1,113 +1,172 @@
-"""Sends messages so that none is lost: persistent, confirmed, and returned if no queue would take it."""
+"""Confirmed publishing over a pool of channels: persistent, and an error if no queue takes a message."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Hashable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from millpond.errors import Unroutable
-from millpond.transports.rabbitmq.connections import Connections
-from millpond.transports.rabbitmq.driver import Channel
+from millpond.errors import StoreError, StoreUnavailable, Unroutable
+from millpond.transports.rabbitmq.broker_errors import MessageTooLarge, NoSuchQueue
+from millpond.transports.rabbitmq.channel import Channel
+from millpond.transports.rabbitmq.connections import ConnectionPool
 from millpond.transports.rabbitmq.envelope import Envelope
-from millpond.transports.rabbitmq.names import WAIT_EXCHANGE, WAIT_HEADER, amqp_name, bucket_for
+from millpond.transports.rabbitmq.names import UNDELIVERED, WAIT_EXCHANGE, WAIT_HEADER, amqp_name, bucket_for
+from millpond.transports.rabbitmq.outgoing import OutgoingMessage, check_size, fit_into_frame
 from millpond.transports.rabbitmq.topology import Topology
 
+_NO_HEADERS: Mapping[str, Any] = {}
+_WAIT_HEADER_SIZE = 50
 _AT_ONCE = 1000
-"""Messages on their way at a time: more would only wait in memory."""
-
-
-class Parcel(msgspec.Struct, frozen=True, gc=False):
-    """Where a message goes: to its queue, at once or after a delay, or aside."""
-
-    envelope: Envelope
-    delay_us: int = 0
-    aside: str | None = None
-    """The queue of dead letters or suspects that it goes to instead."""
+"""Number of unconfirmed messages per call. More would only wait in memory."""
 
 
 class Publisher:
-    """A pool of channels. What one call sends goes through one of them, and so arrives in its order."""
+    """A pool of channels. All messages of one call go through one of them and arrive in their order."""
 
-    def __init__(self, connections: Connections, topology: Topology, size: int) -> None:
-        self._connections = connections
+    def __init__(self, pool: ConnectionPool, topology: Topology, size: int) -> None:
+        self._pool = pool
         self._topology = topology
         self._size = size
         self._channels: list[Channel] = []
         self._opening = asyncio.Lock()
+        self._body_limit: int | None = None
+        """The broker's max_message_size, once it has refused a message."""
 
-    async def send(self, parcels: Sequence[Parcel]) -> None:
-        """All are durable when this returns; after an error some of them may be."""
-        channel = await self._borrow()
+    async def send(self, messages: Sequence[OutgoingMessage]) -> None:
+        """Publish messages and wait until all are stored. After an error some of them may be."""
+        for first in range(0, len(messages), _AT_ONCE):
+            errors = [e for e in await self._send(messages[first : first + _AT_ONCE], in_part=False) if e is not None]
+            if errors:
+                raise next((e for e in errors if isinstance(e, MessageTooLarge)), errors[0])
+
+    async def send_each(self, messages: Sequence[OutgoingMessage]) -> list[Exception | None]:
+        """Publish copies. Return None for each that is stored, and the error of each other one."""
+        results: list[Exception | None] = []
+        for first in range(0, len(messages), _AT_ONCE):
+            some = messages[first : first + _AT_ONCE]
+            try:
+                results += await self._send(some, in_part=True)
+            except Exception as e:
+                results += [e] * len(some)
+        return results
+
+    async def _send(self, messages: Sequence[OutgoingMessage], *, in_part: bool) -> list[Exception | None]:
+        """Publish a batch and return the errors. `in_part`: one that is refused keeps back no other."""
+        errors = await self._try(messages, in_part)
+        if any([isinstance(error, Unroutable) for error in errors]):
+            # A queue was deleted after it was declared. Declare it again; the second try decides.
+            self._topology.forget()
+            again = [n for n, error in enumerate(errors) if isinstance(error, Unroutable)]
+        elif in_part and any([isinstance(error, MessageTooLarge) for error in errors]):
+            # It closed the channel of the others. The limit is known now.
+            again = [n for n, error in enumerate(errors) if isinstance(error, StoreUnavailable)]
+        else:
+            return errors
         try:
-            for first in range(0, len(parcels), _AT_ONCE):
-                returned = await self._send(channel, parcels[first : first + _AT_ONCE])
-                if returned:
-                    # A queue was deleted since it was declared: declare again, and let the second try decide.
-                    self._topology.forget()
-                    again = await self._send(channel, [parcel for parcel, _ in returned])
-                    if again:
-                        raise again[0][1]
+            second = await self._try([messages[n] for n in again], in_part)
+        except Exception as e:
+            second = [e] * len(again)
+        for n, error in zip(again, second, strict=True):
+            errors[n] = error
+        return errors
+
+    async def _try(self, messages: Sequence[OutgoingMessage], in_part: bool) -> list[Exception | None]:
+        """Publish a batch and return the errors. An exception: nothing was sent."""
+        channel = await self._borrow_channel()
+        try:
+            limit = channel.properties_limit
+            errors: list[Exception | None] = []
+            sends = []
+            refused: dict[Hashable, StoreError] = {}
+            for message in messages:
+                error: Exception | None = refused.get(message.target) if refused else None
+                if error is None:
+                    try:
+                        self._check_body(message.envelope)
+                        exchange, key, properties = await self._address(message, limit)
+                    except Exception as e:
+                        if not in_part or _is_away(e):
+                            raise
+                        if isinstance(e, StoreError):
+                            refused[message.target] = e
+                        error = e
+                    else:
+                        envelope = message.envelope
+                        sends.append((exchange, key, envelope.message_id, properties, envelope.payload))
+                errors.append(error)
+            results = iter(await _results([channel.send(*each) for each in sends]))
         finally:
             channel.in_use -= 1
+        errors = [next(results) if error is None else error for error in errors]
+        for error in errors:
+            if isinstance(error, MessageTooLarge):
+                self._body_limit = error.limit
+        return errors
 
-    async def _send(self, channel: Channel, parcels: Sequence[Parcel]) -> list[tuple[Parcel, Unroutable]]:
-        addressed = [await self._address(parcel) for parcel in parcels]
-        sends = [
-            channel.send(exchange, key, envelope.id, envelope.payload, {**envelope.table(), **headers})
-            for exchange, key, envelope, headers in addressed
-        ]
-        if len(sends) == 1:
-            results: list[BaseException | None] = [await _outcome(sends[0])]
-        else:
-            results = await asyncio.gather(*sends, return_exceptions=True)
-        returned = []
-        for parcel, result in zip(parcels, results, strict=True):
-            if isinstance(result, Unroutable):
-                returned.append((parcel, result))
-            elif result is not None:
-                raise result
-        return returned
+    def _check_body(self, envelope: Envelope) -> None:
+        if self._body_limit is not None and len(envelope.payload) > self._body_limit:
+            raise MessageTooLarge(len(envelope.payload), self._body_limit)
 
-    async def _address(self, parcel: Parcel) -> tuple[str, str, Envelope, dict[str, int]]:
-        queue = parcel.envelope.past.queue
-        await self._topology.work(queue)
-        if parcel.aside is not None:
-            await self._topology.aside(parcel.aside)
-            return "", parcel.aside, parcel.envelope, {}
-        if parcel.delay_us > 0:
-            return await self._wait(parcel.envelope, parcel.delay_us)
-        return "", amqp_name(queue), parcel.envelope, {}
+    async def _address(self, message: OutgoingMessage, limit: int) -> tuple[str, str, bytes]:
+        """(exchange, routing key, encoded properties)"""
+        queue = message.envelope.meta.queue
+        if message.side_queue != UNDELIVERED:  # its messages are of queues that were deleted
+            await self._topology.declare_work_queue(queue)
+        if message.side_queue is not None:
+            await self._topology.declare_side_queue(message.side_queue)
+        exchange, key, further = "", message.side_queue or amqp_name(queue), _NO_HEADERS
+        if message.delay_us > 0:
+            bucket, left = bucket_for(message.delay_us)
+            await self._topology.declare_wait_queue(bucket)
+            if left or message.envelope.meta.wait_us:
+                message = msgspec.structs.replace(message, envelope=message.envelope.with_meta(wait_us=left))
+            exchange, further = WAIT_EXCHANGE, {WAIT_HEADER: bucket}
+        properties = message.envelope.encode_properties(further)
+        if message.is_new:
+            check_size(message, len(properties), limit)
+        elif len(properties) > limit:
+            fitting = fit_into_frame(message, limit - _WAIT_HEADER_SIZE)
+            if fitting.side_queue != message.side_queue:  # a dead letter now
+                return await self._address(fitting, limit)
+            properties = fitting.envelope.encode_properties(further)
+        return exchange, key, properties
 
-    async def _wait(self, envelope: Envelope, delay_us: int) -> tuple[str, str, Envelope, dict[str, int]]:
-        """Aside until it is due; the broker brings it back."""
-        bucket, left = bucket_for(delay_us)
-        await self._topology.wait(bucket)
-        if left or envelope.past.wait_us:
-            envelope = envelope.with_past(wait_us=left)
-        return WAIT_EXCHANGE, amqp_name(envelope.past.queue), envelope, {WAIT_HEADER: bucket}
-
-    async def _borrow(self) -> Channel:
-        """One that nobody uses, a new one while there may be more, or the one with the least to do."""
-        channel = self._idlest()
+    async def _borrow_channel(self) -> Channel:
+        """Return an idle channel, a new one if the pool is not full, or the least busy one."""
+        channel = self._least_busy()
         if channel is None or channel.in_use:
             async with self._opening:
-                channel = self._idlest()
+                channel = self._least_busy()
                 if channel is None or (channel.in_use and len(self._channels) < self._size):
-                    channel = await self._connections.channel()
+                    channel = await self._pool.channel()
                     self._channels.append(channel)
         channel.in_use += 1
         return channel
 
-    def _idlest(self) -> Channel | None:
+    def _least_busy(self) -> Channel | None:
         self._channels = [channel for channel in self._channels if not channel.closed]
         return min(self._channels, key=lambda channel: channel.in_use, default=None)
 
 
-async def _outcome(send: object) -> BaseException | None:
-    try:
-        await send  # type: ignore[misc]
-    except Unroutable as e:
-        return e
-    return None
+def _is_away(error: Exception) -> bool:
+    """True if the broker takes nothing now. False: the error is about one message or queue."""
+    return isinstance(error, StoreUnavailable) and not isinstance(error, NoSuchQueue)
+
+
+async def _results(calls: Sequence[Coroutine[Any, Any, None]]) -> list[Exception | None]:
+    """The error of each call."""
+    if len(calls) != 1:
+        results: list[Exception | None] = []
+        for result in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, Exception):
+                raise result
+            results.append(result)
+        return results
+    try:  # gather would make a task for it
+        await calls[0]
+    except Exception as e:
+        return [e]
+    return [None]

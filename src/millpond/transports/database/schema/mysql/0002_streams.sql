@@ -1,14 +1,14 @@
--- Spark queries that consume queues. The epoch fences: whoever opened a stream last has the highest.
+-- Spark queries that consume queues. The epoch is the fence: the query that opened a stream last has the highest.
 CREATE TABLE IF NOT EXISTS {stream} (
   id INT NOT NULL AUTO_INCREMENT PRIMARY KEY,
   name VARCHAR(255) NOT NULL,
   epoch BIGINT NOT NULL,
   acked_seq BIGINT NOT NULL,
   opened_at BIGINT,
-  UNIQUE KEY {prefix}message_stream_name (name)
+  UNIQUE KEY {prefix}stream_name (name)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- A stream's claim, told by its number: what a batch consists of, and how it is cut into slices.
+-- A stream's claim and its number: the messages of a batch, and how it is cut into slices.
 CREATE TABLE IF NOT EXISTS {stream_claim} (
   stream INT NOT NULL,
   seq BIGINT NOT NULL,
@@ -18,8 +18,8 @@ CREATE TABLE IF NOT EXISTS {stream_claim} (
   PRIMARY KEY (stream, seq)
 ) ENGINE = InnoDB;
 
--- The messages of a claim, in the order of slices, each with its outcome if one was recorded. Beside the message
--- itself, so that workers pay nothing for it.
+-- The messages of a claim, in the order of slices, each with its outcome if one was recorded. In a table beside the
+-- message: workers pay nothing for it.
 CREATE TABLE IF NOT EXISTS {stream_message} (
   stream INT NOT NULL,
   seq BIGINT NOT NULL,

@@ -1,10 +1,10 @@
--- What the tasks of a bulk write load before its commit: nobody claims from here.
+-- Rows that the tasks of a bulk write load before its commit. No claim reads them.
 CREATE TABLE IF NOT EXISTS {lot} (
   lot BIGINT NOT NULL PRIMARY KEY,
   batch BIGINT NOT NULL,
   at BIGINT NOT NULL,
   writer VARCHAR(255) NOT NULL,
-  KEY {prefix}message_lot_writer (writer, batch)
+  KEY {prefix}lot_writer (writer, batch)
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 CREATE TABLE IF NOT EXISTS {staging} (

@@ -1,5 +1,5 @@
--- The lakes that the archive is exported to. While there is one, purge deletes only what was archived before `until`:
--- what every lake durably holds. None: nothing yet.
+-- The lakes that the archive is exported to. While there is one, purge deletes only messages that were archived before
+-- `until`, which every lake durably holds. None: nothing yet.
 CREATE TABLE IF NOT EXISTS {export} (
   lake VARCHAR(36) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
   shard INT NOT NULL,

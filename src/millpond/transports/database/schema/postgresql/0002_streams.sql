@@ -1,4 +1,4 @@
--- Spark queries that consume queues. The epoch fences: whoever opened a stream last has the highest.
+-- Spark queries that consume queues. The epoch is the fence: the query that opened a stream last has the highest.
 CREATE TABLE {stream} (
   id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   name text COLLATE "C" NOT NULL UNIQUE,
@@ -7,7 +7,7 @@ CREATE TABLE {stream} (
   opened_at bigint
 );
 
--- A stream's claim, told by its number: what a batch consists of, and how it is cut into slices.
+-- A stream's claim and its number: the messages of a batch, and how it is cut into slices.
 CREATE TABLE {stream_claim} (
   stream integer NOT NULL,
   seq bigint NOT NULL,
@@ -17,8 +17,8 @@ CREATE TABLE {stream_claim} (
   PRIMARY KEY (stream, seq)
 );
 
--- The messages of a claim, in the order of slices, each with its outcome if one was recorded. Beside the message
--- itself, so that workers pay nothing for it.
+-- The messages of a claim, in the order of slices, each with its outcome if one was recorded. In a table beside the
+-- message: workers pay nothing for it.
 CREATE TABLE {stream_message} (
   seq bigint NOT NULL,
   stream integer NOT NULL,
@@ -28,7 +28,7 @@ CREATE TABLE {stream_message} (
   reason text,
   PRIMARY KEY (stream, seq, id)
 ) WITH (
-  -- As those of messages, its rows live for moments.
+  -- As those of messages, its rows live for a short time.
   autovacuum_vacuum_scale_factor = 0.02,
   autovacuum_vacuum_threshold = 5000,
   autovacuum_vacuum_cost_delay = 0,

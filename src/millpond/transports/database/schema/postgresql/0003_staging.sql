@@ -1,4 +1,4 @@
--- What the tasks of a bulk write load before its commit: nobody claims from here. UNLOGGED: a crash of the server
+-- Rows that the tasks of a bulk write load before its commit. No claim reads them. UNLOGGED: a crash of the server
 -- empties both tables together, and the commit notices that rows are missing.
 CREATE UNLOGGED TABLE {lot} (
   lot bigint PRIMARY KEY,
@@ -7,7 +7,7 @@ CREATE UNLOGGED TABLE {lot} (
   writer text COLLATE "C" NOT NULL
 );
 
-CREATE INDEX {prefix}message_lot_writer ON {lot} (writer, batch);
+CREATE INDEX {prefix}lot_writer ON {lot} (writer, batch);
 
 CREATE UNLOGGED TABLE {staging} (
   lot bigint NOT NULL,
@@ -21,7 +21,7 @@ CREATE UNLOGGED TABLE {staging} (
   payload bytea NOT NULL
 );
 
-CREATE INDEX {prefix}message_staging_lot ON {staging} (lot);
+CREATE INDEX {prefix}staging_lot ON {staging} (lot);
 
 -- The last batch that each writer has published: the whole of it (part -1), and each part where parts go alone.
 CREATE TABLE {written} (

@@ -1,4 +1,4 @@
--- Spark queries that consume queues. The epoch fences: whoever opened a stream last has the highest.
+-- Spark queries that consume queues. The epoch is the fence: the query that opened a stream last has the highest.
 CREATE TABLE {stream} (
   id INTEGER NOT NULL PRIMARY KEY,
   name TEXT NOT NULL UNIQUE,
@@ -7,7 +7,7 @@ CREATE TABLE {stream} (
   opened_at INTEGER
 );
 
--- A stream's claim, told by its number: what a batch consists of, and how it is cut into slices.
+-- A stream's claim and its number: the messages of a batch, and how it is cut into slices.
 CREATE TABLE {stream_claim} (
   stream INTEGER NOT NULL,
   seq INTEGER NOT NULL,
@@ -17,8 +17,8 @@ CREATE TABLE {stream_claim} (
   PRIMARY KEY (stream, seq)
 ) WITHOUT ROWID;
 
--- The messages of a claim, in the order of slices, each with its outcome if one was recorded. Beside the message
--- itself, so that workers pay nothing for it.
+-- The messages of a claim, in the order of slices, each with its outcome if one was recorded. In a table beside the
+-- message: workers pay nothing for it.
 CREATE TABLE {stream_message} (
   stream INTEGER NOT NULL,
   seq INTEGER NOT NULL,

@@ -1,4 +1,4 @@
--- What the tasks of a bulk write load before its commit: nobody claims from here.
+-- Rows that the tasks of a bulk write load before its commit. No claim reads them.
 CREATE TABLE {lot} (
   lot INTEGER NOT NULL PRIMARY KEY,
   batch INTEGER NOT NULL,
@@ -6,7 +6,7 @@ CREATE TABLE {lot} (
   writer TEXT NOT NULL
 );
 
-CREATE INDEX {prefix}message_lot_writer ON {lot} (writer, batch);
+CREATE INDEX {prefix}lot_writer ON {lot} (writer, batch);
 
 CREATE TABLE {staging} (
   lot INTEGER NOT NULL,
@@ -20,7 +20,7 @@ CREATE TABLE {staging} (
   payload BLOB NOT NULL
 );
 
-CREATE INDEX {prefix}message_staging_lot ON {staging} (lot, id);
+CREATE INDEX {prefix}staging_lot ON {staging} (lot, id);
 
 -- The last batch that each writer has published: the whole of it (part -1), and each part where parts go alone.
 CREATE TABLE {written} (

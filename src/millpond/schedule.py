@@ -1,0 +1,194 @@
+"""Schedules of periodic messages: a cron expression in a time zone, or a fixed interval.
+
+A cron expression follows the wall clock. At a daylight-saving change it behaves as Debian's cron does. If neither the
+minute nor the hour begins with `*`, a time that is skipped runs at the change, and a time that occurs twice runs once.
+Other expressions run at every real minute that matches: a skipped time not at all, a repeated one twice.
+Intervals count from 1970 in UTC, so every process computes the same times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+import msgspec
+
+from millpond.clock import SECOND, Seconds, as_datetime, micros, time_us
+from millpond.errors import InvalidOption, MillpondError
+from millpond.message import check_name, check_priority
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
+
+Missed = Literal["skip", "once", "all"]
+MISSED_AFTER = 60 * SECOND
+"""Microseconds after which a time that was not published counts as missed."""
+CATCH_UP = 1000
+"""Maximum number of missed times that are published in one transaction."""
+_EVERY = "every "
+
+
+class Periodic(msgspec.Struct, frozen=True, kw_only=True):
+    """A periodic message: when, to which queue, and with which body."""
+
+    name: str
+    queue: str
+    schedule: str
+    """A cron expression, or `every N` with seconds."""
+    timezone: str = "UTC"
+    missed: Missed = "once"
+    """Times that passed while no worker ran: skip them, publish once for all of them, or publish each."""
+    priority: int = 50
+    payload: bytes = b"null"
+    headers: str | None = None
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raise if the values are wrong, or if this machine lacks the time zone."""
+        check_name(self.name, "name")
+        check_name(self.queue, "queue")
+        if self.missed not in get_args(Missed):
+            raise InvalidOption(f"missed must be skip, once or all, not {self.missed!r}")
+        check_priority(self.priority)
+        times_of(self.schedule, self.timezone)
+
+
+def stored(fields: dict[str, Any]) -> Periodic:
+    """The periodic message of a stored row, unchecked: another program or machine may have written it."""
+    periodic = Periodic(name="stored", queue="stored", schedule=f"{_EVERY}1")
+    for field, value in fields.items():
+        msgspec.structs.force_setattr(periodic, field, value)
+    return periodic
+
+
+class PeriodicRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A periodic message as the database has it."""
+
+    periodic: Periodic
+    paused: bool
+    next_us: int
+    last_us: int | None
+
+    @property
+    def error(self) -> str | None:
+        """The reason why this machine cannot publish it, such as a time zone that it lacks."""
+        try:
+            self.periodic.check()
+        except MillpondError as e:
+            return str(e)
+        return None
+
+    @property
+    def next_at(self) -> datetime:
+        return as_datetime(self.next_us)
+
+    @property
+    def last_at(self) -> datetime | None:
+        return None if self.last_us is None else as_datetime(self.last_us)
+
+
+def every(interval: Seconds) -> str:
+    """The schedule of a fixed interval.
+
+    >>> every(300)
+    'every 300'
+    """
+    us = micros(interval, "every")
+    if us < SECOND:
+        raise InvalidOption("every must be one second or longer")
+    return f"{_EVERY}{us // SECOND}.{us % SECOND:06}".rstrip("0").rstrip(".")
+
+
+class Times(Protocol):
+    """The times of a schedule, in microseconds."""
+
+    def after(self, us: int) -> int:
+        """The first time after this one."""
+
+    def until(self, us: int) -> int:
+        """The last time that is not after this one."""
+
+
+def times_of(schedule: str, timezone: str) -> Times:
+    """Parse a schedule. The error names the part that is wrong."""
+    if not isinstance(schedule, str):
+        raise InvalidOption(f"a schedule is a text such as '*/5 * * * *', not {type(schedule).__name__}")
+    zone = _zone(timezone)
+    if not schedule.startswith(_EVERY):
+        return _Cron(schedule, zone)
+    try:
+        length = micros(float(schedule.removeprefix(_EVERY)), "every")
+    except ValueError:
+        raise InvalidOption(f"the schedule {schedule!r} is no number of seconds, such as 'every 300'") from None
+    if length < SECOND:
+        raise InvalidOption("every must be one second or longer")
+    return _Interval(length)
+
+
+class _Interval:
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def after(self, us: int) -> int:
+        return (us // self._length + 1) * self._length
+
+    def until(self, us: int) -> int:
+        return us // self._length * self._length
+
+
+class _Cron:
+    def __init__(self, expression: str, zone: ZoneInfo) -> None:
+        from cronsim import CronSim, CronSimError  # imported only by programs with a cron expression
+
+        self._expression, self._zone, self._sim = expression, zone, CronSim
+        try:
+            CronSim(expression, datetime(2026, 1, 1, tzinfo=zone))
+        except CronSimError as e:
+            raise InvalidOption(f"the cron expression {expression!r} is not valid: {e}") from None
+
+    def after(self, us: int) -> int:
+        return next(time for time in self._times(us, reverse=False) if time > us)
+
+    def until(self, us: int) -> int:
+        for begin in self._times(us // SECOND * SECOND + SECOND, reverse=True):
+            # The last of the times that `after` finds: backward the hour that occurs twice has other ones.
+            following, last = self.after(begin - SECOND), None
+            while following <= us:
+                following, last = self.after(following), following
+            if last is not None:
+                return last
+        raise AssertionError("unreachable: `_times` ends with an error")
+
+    def _times(self, us: int, *, reverse: bool) -> Iterator[int]:
+        """Times from this one on. In the hour that occurs twice the first ones may lie on its other side."""
+        for found in self._sim(self._expression, as_datetime(us).astimezone(self._zone), reverse=reverse):
+            yield time_us(found, "schedule")
+        raise InvalidOption(f"the cron expression {self._expression!r} has no time within 50 years")
+
+
+def _zone(name: str) -> ZoneInfo:
+    from zoneinfo import ZoneInfo  # only for programs with schedules
+
+    try:
+        return ZoneInfo(name)
+    except Exception:  # a wrong name raises one of several errors
+        raise InvalidOption(f"there is no time zone {name!r}; give a name such as Europe/Berlin") from None
+
+
+def due_times(row: PeriodicRow, now: int) -> tuple[list[int], int]:
+    """(times to publish at `now`, next time). Both follow from the row: every process computes the same."""
+    times = times_of(row.periodic.schedule, row.periodic.timezone)
+    begin = row.next_us
+    missed = begin < now - MISSED_AFTER
+    if missed and row.periodic.missed != "all":
+        begin = times.after(now - MISSED_AFTER - 1)
+    due: list[int] = []
+    while begin <= now and len(due) < CATCH_UP:
+        due.append(begin)
+        begin = times.after(begin)
+    if missed and not due and row.periodic.missed == "once":
+        due = [max(times.until(now), row.next_us)]
+    return due, begin

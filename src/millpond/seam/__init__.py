@@ -1,0 +1,1 @@
+"""The seam: the verbs of every transport, and rooms for optional abilities."""

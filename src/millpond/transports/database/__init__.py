@@ -1,0 +1,1 @@
+"""A store: the seam on a relational database."""

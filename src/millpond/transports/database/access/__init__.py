@@ -1,0 +1,1 @@
+"""The access room of a database."""

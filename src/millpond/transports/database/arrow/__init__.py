@@ -1,0 +1,1 @@
+"""Arrow record batches read from and written to a database."""

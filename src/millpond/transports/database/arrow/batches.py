@@ -1,0 +1,51 @@
+"""The select list of an Arrow read, and record batches from the rows of drivers that return Python values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from millpond.seam.arrow import Column, Kind, arrow_schema
+
+if TYPE_CHECKING:  # the driver of a Spark job plans without Arrow
+    import pyarrow as pa
+
+_ROWS = 8192
+_BYTES = 8 << 20
+
+
+def select(columns: Sequence[Column], rest: str) -> str:
+    """A SELECT of these columns; `rest` begins with FROM."""
+    return f"SELECT {', '.join(f'{column.sql} AS c{n}' for n, column in enumerate(columns))} {rest}"
+
+
+def batches_of_rows(chunks: Iterable[Sequence[Any]], columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
+    """Record batches from small chunks of rows.
+
+    A batch is limited by rows and by bytes: a thousand large payloads need as much memory as many small ones.
+    """
+    schema = arrow_schema(columns)
+    heavy = [n for n, column in enumerate(columns) if column.kind in (Kind.BYTES, Kind.TEXT)]
+    rows: list[Any] = []
+    size = 0
+    for chunk in chunks:
+        rows += chunk
+        size += sum(len(row[n]) for row in chunk for n in heavy if row[n] is not None)
+        if len(rows) >= _ROWS or size >= _BYTES:
+            yield _batch(rows, columns, schema)
+            rows, size = [], 0
+    if rows:
+        yield _batch(rows, columns, schema)
+
+
+def _batch(rows: Sequence[Any], columns: Sequence[Column], schema: pa.Schema) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    arrays = [
+        # Through int64: Arrow converts integers to a timestamp type one by one, ten times slower.
+        pa.array(values, pa.int64()).cast(column.kind.arrow)
+        if column.kind is Kind.TIME
+        else pa.array(values, column.kind.arrow)
+        for column, values in zip(columns, zip(*rows, strict=True), strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

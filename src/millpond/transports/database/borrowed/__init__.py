@@ -1,0 +1,1 @@
+"""The caller's own connections, transactions and pools."""

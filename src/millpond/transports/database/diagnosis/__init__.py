@@ -1,0 +1,1 @@
+"""The diagnosis room of a database."""

@@ -1,0 +1,1 @@
+"""Publish, claim, settle and reap as steps."""

@@ -1,0 +1,1 @@
+"""Numbered migrations, and the names of tables that they make."""

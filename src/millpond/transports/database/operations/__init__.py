@@ -1,0 +1,1 @@
+"""The operations room: browse, count, change, purge, replay, record."""

@@ -1,0 +1,1 @@
+"""PostgreSQL: words, connections, one-statement writes, Arrow by COPY."""

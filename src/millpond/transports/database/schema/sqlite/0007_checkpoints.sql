@@ -1,0 +1,5 @@
+-- A stream records the position of this database among the URLs of its query, and a claim the checkpoint whose batch it is.
+-- Without a checkpoint no task has read the claim, and any query may take it over.
+ALTER TABLE {stream} ADD COLUMN shard INTEGER;
+
+ALTER TABLE {stream_claim} ADD COLUMN checkpoint TEXT;

@@ -1,0 +1,1 @@
+"""SQLite: words, connections, and the store in memory."""

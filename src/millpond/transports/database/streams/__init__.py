@@ -1,0 +1,1 @@
+"""The streams room: claims of Spark queries, fenced by an epoch."""

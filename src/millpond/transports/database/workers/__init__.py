@@ -1,0 +1,1 @@
+"""The workers room: presence of worker processes, and the reaper."""

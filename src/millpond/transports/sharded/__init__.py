@@ -1,0 +1,1 @@
+"""A store made of stores: several databases that form one pond."""

@@ -1,0 +1,344 @@
+"""Change the shard map of a running pond: a key range moves from one shard to another one.
+
+The steps and their order are those of the model in `tests/shards/model`. A mover may be killed after any of them; the
+next one raises the epoch on all shards, completes or deletes the copies that are left, and continues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from millpond.errors import InvalidOption, ShardMapMismatch
+from millpond.loop import Backoff
+from millpond.seam.shards import MapChange, MoveProgress
+from millpond.transports.database.common_rows import CommonRows
+from millpond.transports.database.sql.columns import WAITING
+from millpond.transports.database.store import DatabaseStore
+from millpond.transports.key_range import KeyRange
+from millpond.transports.routing import ring_point
+from millpond.transports.shard_map import ShardMap
+from millpond.transports.sharded.dedupe_copy import DedupeCopy
+from millpond.transports.sharded.known_ids import KnownIds
+
+PAGE = 5_000
+"""Messages whose place is computed at once."""
+BATCH = 500
+"""Messages that move in one transaction of each shard."""
+BATCH_BYTES = 16 * 1024 * 1024
+
+MISPLACED = "misplaced messages"
+
+_FIRST = UUID(int=0)
+_BODY = WAITING.index("payload")
+
+
+OnProgress = Callable[[MoveProgress], None]
+OnStep = Callable[[str], Awaitable[None]]
+
+
+async def _go_on(step: str) -> None:
+    """No pause between steps."""
+
+
+def changes(map_: ShardMap, wanted: KeyRange, target: str) -> list[MapChange]:
+    """The moves that give a range to the target: one for each part that another shard owns."""
+    if target not in map_.shards:
+        raise InvalidOption(
+            f"there is no shard {target!r}; there are {', '.join(map_.shards)}. Add one with millpond shards add"
+        )
+    return [MapChange(str(part), owner, target) for part, owner in map_.parts_of(wanted) if owner != target]
+
+
+class Mover:
+    """One operator's attempt to make changes, on stores of all shards."""
+
+    def __init__(
+        self,
+        stores: Mapping[str, DatabaseStore],
+        map_: ShardMap,
+        *,
+        on_progress: OnProgress | None = None,
+        on_step: OnStep = _go_on,
+    ) -> None:
+        self.stores = stores
+        self.map = map_
+        """The newest version that a shard has."""
+        self._on_progress = on_progress
+        self._on_step = on_step
+        self._moved = 0
+
+    @property
+    def _coordinator(self) -> DatabaseStore:
+        return self.stores[self.map.shards[0]]
+
+    async def run(self, change: MapChange) -> int:
+        """Make one change, or continue it. Returns the number of messages that this mover moved."""
+        await self._on_step("begin")
+        epoch = (await self._coordinator.moving.begin(change)).epoch
+        self._report(change, "fence")
+        await self._take_over(epoch, change.source)
+        await self._switch(epoch, change)
+        await self._drain(epoch, change)
+        await self._known_ids(epoch, change).end()
+        await self._on_step("end")
+        await self._coordinator.moving.end(epoch)
+        # A copy that still waits for its id is known to be the only one by the record of its move.
+        if not any([await store.moving.count_incoming() for store in self.stores.values()]):
+            await self.stores[change.source].moving.forget_moved()
+        self._report(change, "done")
+        return self._moved
+
+    async def abort(self) -> MapChange | None:
+        """Undo the pending change if no shard has the new map yet. Returns the change."""
+        change = (await self._coordinator.moving.pending()).change
+        if change is None:
+            return None
+        if self._is_switched(change):
+            raise ShardMapMismatch(
+                f"the change ({change}) is past the point of no return: version {self.map.version} of the map is in "
+                "use. Finish it with the same command; then move the range back"
+            )
+        epoch = (await self._coordinator.moving.begin(None)).epoch
+        await self._take_over(epoch, change.source)
+        record = await self.stores[change.source].shards.record()
+        if record is not None and record.map.version > self.map.version:
+            raise ShardMapMismatch("another operator went past the point of no return meanwhile; finish the change")
+        await self._known_ids(epoch, change).end()
+        await self._coordinator.moving.end(epoch)
+        return change
+
+    async def _take_over(self, epoch: int, source: str) -> None:
+        """Fence earlier movers on all shards, the old owner first; then complete or delete their copies."""
+        for name in sorted(self.stores, key=lambda one: one != source):
+            await self._on_step("fence")
+            await self.stores[name].moving.fence(epoch)
+        for name in self.stores:
+            await self._collect(epoch, name)
+
+    async def _collect(self, epoch: int, name: str) -> None:
+        room = self.stores[name].moving
+        after = _FIRST
+        while copies := await room.incoming(after, BATCH):
+            after = copies[-1][0]
+            moved: list[UUID] = []
+            for source in {source for _, source, _ in copies}:
+                if source not in self.stores:
+                    raise ShardMapMismatch(f"shard {name!r} has copies of an unknown shard {source!r}; give its URL")
+                mine = {id_: by for id_, owner, by in copies if owner == source}
+                recorded = await self.stores[source].moving.moved(list(mine))
+                moved += [id_ for id_, by in mine.items() if recorded.get(id_) == by]
+            others = [id_ for id_, _, _ in copies if id_ not in set(moved)]
+            await self._on_step("collect")
+            await room.activate(epoch, moved, others)
+
+    # --- the map ------------------------------------------------------------------------------------
+
+    def _is_switched(self, change: MapChange) -> bool:
+        wanted = KeyRange.parse(change.range)
+        return self.map.parts_of(wanted) == [(wanted, change.target)]
+
+    async def _switch(self, epoch: int, change: MapChange) -> None:
+        """The old owner stops to accept the range; the new one gets its dedupe rows, and only then accepts it."""
+        source, target = self.stores[change.source].moving, self.stores[change.target].moving
+        # Read again: an earlier mover may have switched after the maps were read, and before it was fenced.
+        for store in self.stores.values():
+            record = await store.shards.record()
+            if record is not None and record.map.version > self.map.version:
+                self.map = record.map
+        dedupe = DedupeCopy(source, target, epoch, self._on_step)
+        if not self._is_switched(change):
+            wanted = KeyRange.parse(change.range)
+            if self.map.parts_of(wanted) != [(wanted, change.source)]:
+                await self._coordinator.moving.end(epoch)
+                raise ShardMapMismatch(
+                    f"another operator changed the shard map meanwhile, and {change.source!r} no longer has "
+                    f"{change.range}; nothing was changed. Run the command again"
+                )
+            self._report(change, "copy dedupe")
+            await dedupe.most()
+            known = self._known_ids(epoch, change)
+            async for waiting, claimed in self._pages(change):
+                await known.await_live(waiting + claimed)
+            await known.copy_archived(wanted)
+            self.map = self.map.moved(KeyRange.parse(change.range), change.target)
+        self._report(change, "switch")
+        await self._on_step("switch source")
+        await source.switch(epoch, self.map)
+        record = await self.stores[change.target].shards.record()
+        if record is None or record.map.version < self.map.version:
+            # Later the new owner accepts the range, and its rows are newer.
+            await dedupe.rest()
+            await self._on_step("add settings")
+            rows = await CommonRows(self.stores[change.source].runner).settings()
+            await CommonRows(self.stores[change.target].runner).add_settings(epoch, rows)
+            await self._copy_unique(epoch, change)
+            await self._copy_schedules(epoch, change)
+        await self._on_step("switch target")
+        await target.switch(epoch, self.map)
+        await self._on_step("drop schedules")
+        await source.drop_schedules(epoch, [row[0] for row in await self._schedules(change.source, change)])
+        for name, store in self.stores.items():
+            if name not in (change.source, change.target):
+                await self._on_step("switch other")
+                await store.moving.switch(epoch, self.map)
+
+    def _known_ids(self, epoch: int, change: MapChange) -> KnownIds:
+        return KnownIds(self.stores[change.source], self.stores[change.target], epoch, self._on_step)
+
+    async def _copy_unique(self, epoch: int, change: MapChange) -> None:
+        """Copy the unique values of the range, while neither owner accepts it."""
+        source, target = self.stores[change.source].moving, self.stores[change.target].moving
+        wanted = KeyRange.parse(change.range)
+        after = _FIRST
+        while rows := await source.unique_page(after, PAGE):
+            after = rows[-1].id
+            mine = [row for row in rows if not row.keyed or wanted.contains(ring_point(row.key, row.message.bytes))]
+            for start in range(0, len(mine), BATCH):
+                await self._on_step("copy unique")
+                await target.keep_unique(epoch, change.source, mine[start : start + BATCH])
+
+    async def _copy_schedules(self, epoch: int, change: MapChange) -> None:
+        """Copy the schedules of periodic messages whose names are in the range, while no shard publishes them."""
+        rows = await self._schedules(change.source, change)
+        old = await self._schedules(change.target, change)  # of an earlier time, when the range was there
+        await self._on_step("copy schedules")
+        await self.stores[change.target].moving.keep_schedules(epoch, rows, [row[0] for row in old])
+
+    async def _schedules(self, shard: str, change: MapChange) -> list[list[Any]]:
+        wanted = KeyRange.parse(change.range)
+        rows = await self.stores[shard].moving.schedules()
+        return [row for row in rows if wanted.contains(ring_point(row[0], b""))]
+
+    async def _note_arrivals(self, epoch: int, change: MapChange) -> None:
+        """Let publishers no longer wait for messages of unique values that have come, or were settled."""
+        source, target = self.stores[change.source].moving, self.stores[change.target].moving
+        after = _FIRST
+        while rows := await target.awaited(change.source, after, BATCH):
+            after = rows[-1][0]
+            left = await source.present([message for _, message in rows])
+            copies = await target.copies([message for _, message in rows])
+            if done := [id_ for id_, message in rows if message not in left | copies]:
+                await self._on_step("note arrivals")
+                await target.arrived(epoch, done)
+
+    # --- the messages -------------------------------------------------------------------------------
+
+    async def _drain(self, epoch: int, change: MapChange) -> None:
+        """Move messages that wait until the old owner has none of the range."""
+        backoff = Backoff(0.05, 1.0)
+        while True:
+            before = self._moved
+            left = claimed = 0
+            async for waiting, running in self._pages(change):
+                claimed += len(running)
+                # Some may have been published after the ids were read.
+                await self._known_ids(epoch, change).await_live(running)
+                for start in range(0, len(waiting), BATCH):
+                    part = waiting[start : start + BATCH]
+                    left += len(part) - await self._move(epoch, change, part)
+                    self._report(change, "move", left, claimed)
+            await self._collect(epoch, change.target)  # copies whose id was taken there for a while
+            await self._note_arrivals(epoch, change)
+            copies = await self.stores[change.target].moving.count_incoming()
+            self._report(change, "move", left + copies, claimed)
+            if not left and not claimed and not copies and self._moved == before:
+                return  # a whole pass found nothing
+            if self._moved == before:
+                await asyncio.sleep(backoff.next())
+
+    async def _pages(self, change: MapChange) -> AsyncIterator[tuple[list[UUID], list[UUID]]]:
+        """Ids of messages of the range that wait at the old owner, and of claimed ones."""
+        wanted = KeyRange.parse(change.range)
+        after = _FIRST
+        while rows := await self.stores[change.source].moving.page(after, PAGE):
+            after = rows[-1][0]
+            mine = [(id_, waits) for id_, key, waits in rows if wanted.contains(ring_point(key, id_.bytes))]
+            yield [id_ for id_, waits in mine if waits], [id_ for id_, waits in mine if not waits]
+
+    async def sweep(self, *, dry_run: bool = False) -> list[MoveProgress]:
+        """Move messages that wait on a shard that does not own them, as plain SQL may have written them.
+
+        Claimed ones are counted and stay.
+        """
+        if (pending := await self._coordinator.moving.pending()).change is None and not dry_run:
+            pending = await self._coordinator.moving.begin(None)
+        if pending.change is not None:
+            raise ShardMapMismatch(f"a change of the shard map is pending ({pending.change}); finish it first")
+        if not dry_run:
+            await self._take_over(pending.epoch, self.map.shards[0])
+        for name, store in self.stores.items():
+            record = await store.shards.record()
+            if record is None or record.map != self.map:
+                raise ShardMapMismatch(
+                    f"shard {name!r} has another version of the shard map now; run the command again"
+                )
+        done: list[MoveProgress] = []
+        for source, store in self.stores.items():
+            after = _FIRST
+            counts: dict[str, list[int]] = {}
+            while rows := await store.moving.page(after, PAGE):
+                after = rows[-1][0]
+                waiting: dict[str, list[UUID]] = {}
+                for id_, key, waits in rows:
+                    owner = self.map.place(key, id_.bytes)
+                    if owner != source:
+                        counts.setdefault(owner, [0, 0, 0])[2] += not waits
+                        waiting.setdefault(owner, []).extend([id_] if waits else [])
+                for owner, ids in waiting.items():
+                    change = MapChange(MISPLACED, source, owner)
+                    for start in range(0, len(ids), BATCH):
+                        part = ids[start : start + BATCH]
+                        moved = 0 if dry_run else await self._move(pending.epoch, change, part)
+                        counts[owner][0] += moved
+                        counts[owner][1] += len(part) - moved
+            done += [
+                MoveProgress(MapChange(MISPLACED, source, owner), "done", *found) for owner, found in counts.items()
+            ]
+        return done
+
+    async def _move(self, epoch: int, change: MapChange, ids: Sequence[UUID]) -> int:
+        """Copy, remove, activate. Returns the number of messages that moved."""
+        source, target = self.stores[change.source].moving, self.stores[change.target].moving
+        # A copy that waits for its id is the only one of its message: no other message replaces it.
+        copies = await target.copies(ids)
+        if len(copies) == len(ids):
+            return 0
+        rows, once, steps = await source.waiting([id_ for id_ in ids if id_ not in copies])
+        done = 0
+        while rows:
+            part = [rows.pop()]
+            size = len(part[0][_BODY])
+            while rows and size + len(rows[-1][_BODY]) < BATCH_BYTES:
+                part.append(rows.pop())
+                size += len(part[-1][_BODY])
+            mine = {row[0] for row in part}
+            await self._on_step("copy")
+            taken = await target.copy(
+                epoch,
+                change.source,
+                part,
+                [row for row in once if row[0] in mine],
+                [row for row in steps if row[0] in mine],
+            )
+            await self._on_step("remove")
+            part = [row for row in part if row[0] not in taken]
+            moved = await source.remove(epoch, change.target, part) if part else set()
+            await self._on_step("activate")
+            await target.activate(epoch, sorted(moved), sorted(mine - moved - taken))
+            done += len(moved)
+            self._moved += len(moved)
+        return done
+
+    async def count(self, change: MapChange) -> MoveProgress:
+        """The messages that a change would move, for a dry run."""
+        left = claimed = 0
+        async for waiting, running in self._pages(change):
+            left, claimed = left + len(waiting), claimed + len(running)
+        return MoveProgress(change, "dry run", 0, left, claimed)
+
+    def _report(self, change: MapChange, step: str, left: int = 0, claimed: int = 0) -> None:
+        if self._on_progress is not None:
+            self._on_progress(MoveProgress(change, step, self._moved, left, claimed))
