@@ -1,7 +1,20 @@
-"""The worker: one loop a file, over any transport."""
+"""The worker: claims, runs handlers and settles, over any transport. One loop per file.
 
-from millpond.worker.delivery import Delivery, current_delivery
-from millpond.worker.subscription import Subscription, subscription
-from millpond.worker.worker import Worker
+Here are the parts that declarations need. `millpond.worker.worker` and its loops are imported when a worker runs.
+"""
 
-__all__ = ["Delivery", "Subscription", "Worker", "current_delivery", "subscription"]
+from millpond.worker.delivery import Delivery, current_delivery, in_handler
+from millpond.worker.middleware import Handling, Middleware, check_middleware
+from millpond.worker.subscription import SubscriberOptions, Subscription, subscription
+
+__all__ = [
+    "Delivery",
+    "Handling",
+    "Middleware",
+    "SubscriberOptions",
+    "Subscription",
+    "check_middleware",
+    "current_delivery",
+    "in_handler",
+    "subscription",
+]

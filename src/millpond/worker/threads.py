@@ -1,6 +1,6 @@
 """Threads for synchronous handlers.
 
-Daemons: nothing can end a thread from outside, and a handler that hangs must not keep the program from ending.
+They are daemons: a thread cannot be ended from outside, and a handler that hangs must not keep the program alive.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Call = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[[], Any]
 
 
 class Threads:
-    """As many threads as there are calls at once; they wait for the next call when one is done."""
+    """Threads for calls: as many as there were calls at once. An idle one waits for the next call."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -24,7 +24,7 @@ class Threads:
         self._busy = 0
 
     def call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Call the function in a thread. To be shielded: cancelling the answer would not end the thread."""
+        """Call the function in a thread. Shield the future: cancelling it would not end the thread."""
         loop = asyncio.get_running_loop()
         answer = loop.create_future()
         self._busy += 1
@@ -35,7 +35,7 @@ class Threads:
         return answer
 
     def end(self) -> None:
-        """Let the threads end when they have done what they are at."""
+        """End each thread after its present call."""
         for _ in range(self._threads):
             self._calls.put(None)
 
@@ -46,16 +46,16 @@ class Threads:
             error: BaseException | None = None
             try:
                 result = function()
-            except StopIteration as e:  # which no future can carry
-                error = RuntimeError("the handler raised StopIteration")
+            except (StopIteration, GeneratorExit) as e:  # the first cannot be in a future, the second ends coroutines
+                error = RuntimeError(f"the handler raised {type(e).__name__}")
                 error.__cause__ = e
             except BaseException as e:
                 error = e
             try:
                 loop.call_soon_threadsafe(self._answer, answer, result, error)
-            except RuntimeError:  # the loop was closed: nobody waits any more
+            except RuntimeError:  # the loop was closed: no caller waits
                 return
-            del call, loop, answer, function, result, error  # not kept until the next call
+            del call, loop, answer, function, result, error  # not kept alive until the next call
 
     def _answer(self, answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
         self._busy -= 1
@@ -65,4 +65,4 @@ class Threads:
             answer.set_result(result)
         else:
             answer.set_exception(error)
-            answer.exception()  # seen: an interrupted runner may never ask
+            answer.exception()  # mark it as retrieved: an interrupted slot may never await it

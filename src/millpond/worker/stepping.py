@@ -1,4 +1,4 @@
-"""Coroutines that run in a context of their own, without a task of their own."""
+"""Run a coroutine in its own context, without its own task."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
 from typing import Any
 
-from millpond.worker.delivery import Delivery, current
+from millpond.worker.delivery import Delivery, current, in_batch
 
 
-def begin(coroutine: Coroutine[Any, Any, Any], delivery: Delivery | None) -> Any:
-    """The first step, to be called in the context: what the coroutine waits for, or StopIteration at its end."""
+def first_step(coroutine: Coroutine[Any, Any, Any], delivery: Delivery | None) -> Any:
+    """Call this in the context. Returns the future that the coroutine awaits; raises StopIteration at its end.
+
+    Without a delivery it is the handler of a batch.
+    """
     current.set(delivery)
+    if delivery is None:
+        in_batch.set(True)
     return coroutine.send(None)
 
 
-class Rest:
-    """All steps after the first."""
+class RemainingSteps:
+    """An awaitable for all steps after the first."""
 
     __slots__ = ("_context", "_coroutine", "_future")
 
@@ -32,9 +37,14 @@ class Rest:
             try:
                 value = yield future
                 step = send
+            except GeneratorExit:  # we are closed, not the handler's doing
+                run(self._coroutine.close)
+                raise
             except BaseException as e:
                 value, step = e, throw
             try:
                 future = run(step, value)
             except StopIteration as stop:
                 return stop.value
+            except GeneratorExit as e:
+                raise RuntimeError("the handler raised GeneratorExit") from e
