@@ -1,4 +1,4 @@
-"""`/live` and `/ready`, for whoever looks after processes. On loopback only; a blocked event loop answers nothing."""
+"""`/live` and `/ready` over HTTP, for process managers. A blocked event loop does not answer."""
 
 from __future__ import annotations
 
@@ -15,34 +15,41 @@ _LONGEST = 8192
 
 
 @asynccontextmanager
-async def served(port: int, ready: Callable[[], bool], facts: Callable[[], dict[str, Any]]) -> AsyncIterator[int]:
-    """Answer as long as this lasts; gives the port, which is a free one for 0."""
+async def serve(
+    host: str, port: int, obstacle: Callable[[], str | None], facts: Callable[[], dict[str, Any]]
+) -> AsyncIterator[int]:
+    """Answer requests while the context is open; yields the port. Port 0 takes a free one.
+
+    `obstacle`: the reason why `/ready` is 503; None: it is 200.
+    """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, ValueError, TimeoutError, asyncio.IncompleteReadError):
             async with asyncio.timeout(_READ_WITHIN):
                 head = await reader.readuntil(b"\r\n\r\n")
                 method, path, *_ = head.split(b" ", 2)
-                writer.write(_response(method, path.split(b"?")[0], ready(), facts()))
+                writer.write(_response(method, path.split(b"?")[0], obstacle(), facts()))
                 await writer.drain()
         with contextlib.suppress(OSError, asyncio.LimitOverrunError):
             writer.close()
 
-    server = await asyncio.start_server(answer, LOOPBACK, port, limit=_LONGEST)
+    server = await asyncio.start_server(answer, host, port, limit=_LONGEST)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
 
 
-def _response(method: bytes, path: bytes, ready: bool, facts: dict[str, Any]) -> bytes:
+def _response(method: bytes, path: bytes, obstacle: str | None, facts: dict[str, Any]) -> bytes:
     if method not in (b"GET", b"HEAD"):
         return _http("405 Method Not Allowed", {"error": "GET /live or /ready"}, True)
     if path == b"/live":
         return _http("200 OK", {"live": True, **facts}, method == b"GET")
     if path == b"/ready":
-        return _http("200 OK" if ready else "503 Service Unavailable", {"ready": ready, **facts}, method == b"GET")
-    return _http("404 Not Found", {"error": "there are /live and /ready"}, method == b"GET")
+        if obstacle is None:
+            return _http("200 OK", {"ready": True, **facts}, method == b"GET")
+        return _http("503 Service Unavailable", {"ready": False, "obstacle": obstacle, **facts}, method == b"GET")
+    return _http("404 Not Found", {"error": "only /live and /ready exist"}, method == b"GET")
 
 
 def _http(status: str, body: dict[str, Any], with_body: bool) -> bytes:

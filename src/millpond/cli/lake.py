@@ -1,30 +1,56 @@
-"""`millpond lake`: the archive as Parquet files. Other modules add their commands to `lake_app`."""
+"""`millpond lake`: export the archive to Parquet files. Other modules add their commands to `lake_app`."""
 
 import asyncio
 import signal
 import sys
 import threading
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from millpond.cli import values
-from millpond.cli.app import URL, Json, Refused, Schema, TablePrefix, app, needs, say_json
-from millpond.cli.spark import Conf, Master, spark_session
+from millpond.cli import parse, secret_urls
+from millpond.cli.app import (
+    Declined,
+    Json,
+    Schema,
+    TablePrefix,
+    app,
+    connect_to,
+    print_json,
+    print_result,
+    required_url,
+)
+from millpond.cli.arguments import OlderThan
+from millpond.cli.spark_session import Conf, Master, spark_session
 from millpond.cli.table import plain, table, when
-from millpond.clock import as_datetime
+from millpond.cli.user_module import import_user_module
+from millpond.clock import SystemClock
 from millpond.errors import InvalidOption
+from millpond.seam.transport import Transport
+from millpond.table_prefix import TABLE_PREFIX
+
+if TYPE_CHECKING:
+    from millpond.spark.options import SparkShard
+
+T = TypeVar("T")
 
 lake_app = typer.Typer(
-    name="lake", help="The archive as Parquet files, by Spark.", no_args_is_help=True, pretty_exceptions_enable=False
+    name="lake",
+    help="Export the archive to Parquet files with Spark, and use them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
 )
 app.add_typer(lake_app)
 
 Lake = Annotated[
     str,
-    typer.Option("--lake", envvar="MILLPOND_LAKE", metavar="PATH", help="The lake's folder, which all of Spark sees."),
+    typer.Option(
+        "--lake", envvar="MILLPOND_LAKE", metavar="PATH", help="Folder that all machines of Spark see, or s3:// URL."
+    ),
 ]
 URLs = Annotated[
     str | None,
@@ -32,17 +58,30 @@ URLs = Annotated[
         "--url",
         envvar="MILLPOND_URL",
         show_default=False,
-        help="The database; several, with spaces between, as shards.",
+        callback=secret_urls.resolve,
+        help="URLs, separated by spaces, of the database or shards; @FILE reads them.",
     ),
 ]
 Decode = Annotated[
     str | None,
-    typer.Option(metavar="FIELDS", help='Make columns of JSON bodies: "sku bigint, price double", or infer.'),
+    typer.Option(metavar="FIELDS", help='Columns to decode from JSON bodies: "sku bigint, price double", or infer.'),
 ]
-Every = Annotated[str, typer.Option(help="How long from the beginning of a round to that of the next: 30s, 10m, 1h.")]
+Redact = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE:FUNCTION", help="Function of queue and body that returns the body for the lake."),
+]
+Margin = Annotated[
+    str, typer.Option(metavar="TIME", help="Age of the youngest exported messages; covers failover to slow clocks.")
+]
+Connections = Annotated[
+    int | None,
+    typer.Option(min=1, show_default=False, help="Maximum number of connections of executors to the databases."),
+]
+Pooler = Annotated[bool, typer.Option("--pooler", help="Connections pass a pooler in transaction mode (PgBouncer).")]
+_EVERY = "Time between the starts of two rounds: 30s, 10m, 1h."
 
 
-class Step(StrEnum):
+class LakeStep(StrEnum):
     EXPORT = "export"
     PURGE = "purge"
     COMPACT = "compact"
@@ -54,68 +93,70 @@ def export(
     lake: Lake,
     url: URLs = None,
     decode: Decode = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until told to stop.")] = False,
-    every: Every = "10s",
+    redact: Redact = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Continue until SIGTERM or SIGINT.")] = False,
+    every: Annotated[str, typer.Option(help=f"With --follow: {_EVERY}")] = "10s",
+    margin: Margin = "60s",
+    connections: Connections = None,
+    pooler: Pooler = False,
     master: Master = "local[*]",
     conf: Conf = None,
     schema: Schema = None,
-    table_prefix: TablePrefix = "",
+    table_prefix: TablePrefix = TABLE_PREFIX,
     json: Json = False,
 ) -> None:
-    """Bring a lake up to date with the archive: what was archived since the last export, each message once."""
+    """Export the messages archived since the last export, each once."""
+    if follow and json:
+        raise InvalidOption("--follow has no JSON output; leave out --json or --follow")
     given: dict[str, Any] = {"schema": schema, "table_prefix": table_prefix, "decode": decode}
-    pause = _duration(every)
-    _check(lake, url, schema, table_prefix)
-    with spark_session("millpond lake export", master, _shown(conf)) as spark:
+    given |= {"redact": _function(redact), "margin": parse.duration(margin, "--margin")}
+    given |= {"connections": connections, "pooler": pooler}
+    pause, urls = _duration(every), _checked_urls(lake, url, schema, table_prefix, pooler=pooler)
+    with spark_session("millpond lake export", master, _with_progress_bar(conf)) as spark:
         from millpond.spark.lake.export import export
-        from millpond.spark.lake.schedule import run, told
+        from millpond.spark.lake.schedule import run, summary
 
         if follow:
-            run(spark, lake, needs(url), steps=["export"], every=pause, stop=_told_to_stop(), tell=_tell, **given)
+            run(spark, lake, urls, steps=["export"], every=pause, stop=_stop_event(), on_step=_print_step, **given)
             return
-        done = export(spark, lake, needs(url), **given)
-    if json:
-        until = {str(shard): when(as_datetime(us)) for shard, us in done.until_us.items()}
-        facts = {"messages": done.rows, "files": done.files, "bytes": done.size, "until": until}
-        say_json({**facts, "held": list(done.held)})
-    else:
-        print(told(done))
+        done = export(spark, lake, urls, **given)
+    until = {str(shard): when(us) for shard, us in done.until_us.items()}
+    facts = {"messages": done.rows, "files": done.files, "bytes": done.size, "until": until, "held": list(done.held)}
+    print_result(summary(done), facts, json)
 
 
 @lake_app.command("purge")
 def purge(
     url: URLs = None,
-    older_than: Annotated[
-        str | None, typer.Option(help="Archived longer ago than this: 12h, 7d. Default: each queue's retention.")
-    ] = None,
+    older_than: OlderThan = None,
+    pooler: Pooler = False,
     schema: Schema = None,
-    table_prefix: TablePrefix = "",
+    table_prefix: TablePrefix = TABLE_PREFIX,
     json: Json = False,
 ) -> None:
-    """Delete from the archive what every lake holds, by each queue's retention or by age."""
-    age = values.duration(older_than, "--older-than")
-    counts = asyncio.run(_each(needs(url), schema, table_prefix, lambda store: _purge(store, age)))
-    say_json({"purged": sum(counts)}) if json else print(f"{sum(counts):,} purged")
+    """Delete archived messages that every lake holds, by retention or age."""
+    age = parse.duration(older_than, "--older-than")
 
+    async def purge_one(store: Transport, shard: "SparkShard") -> int:
+        if not await store.exports.status():
+            raise Declined(f"{shard.url} is exported to no lake, so no lake holds its messages; use millpond purge")
+        return await store.operations.purge(older_than=age)
 
-async def _purge(store: Any, age: timedelta | None) -> int:
-    if not await store.exports():
-        raise Refused(f"{store.url} is exported to no lake, so that none holds anything; see millpond purge")
-    count: int = await store.purge(older_than=age)
-    return count
+    count = sum(_each(url, schema, table_prefix, purge_one, pooler=pooler))
+    print_result(f"{count:,} purged", {"purged": count}, json)
 
 
 @lake_app.command("compact")
 def compact(lake: Lake, master: Master = "local[*]", conf: Conf = None, json: Json = False) -> None:
-    """Merge small files, and delete those that nobody needs any more. Not while an export runs: it would be fenced."""
-    with spark_session("millpond lake compact", master, _shown(conf)) as spark:
+    """Merge small files, and delete files that no reader needs.
+
+    Exports may run at the same time. Replaced and uncommitted files are deleted after a week.
+    """
+    with spark_session("millpond lake compact", master, _with_progress_bar(conf)) as spark:
         from millpond.spark.lake.compact import compact
 
         done = compact(spark, lake)
-    if json:
-        say_json({"replaced": done.replaced, "by": done.by, "deleted": done.deleted})
-    else:
-        print(f"{done.replaced:,} small files became {done.by:,}; {done.deleted:,} deleted that nobody needs")
+    print_result(done.summary(), {"replaced": done.replaced, "written": done.written, "deleted": done.deleted}, json)
 
 
 @lake_app.command("check")
@@ -125,155 +166,205 @@ def check(
     master: Master = "local[*]",
     conf: Conf = None,
     schema: Schema = None,
-    table_prefix: TablePrefix = "",
+    table_prefix: TablePrefix = TABLE_PREFIX,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Let the next export take missing messages, and purge the others.")
+    ] = False,
+    pooler: Pooler = False,
     json: Json = False,
 ) -> None:
-    """Look at every message that the databases still have: is it in the lake, and once?"""
-    _check(lake, url, schema, table_prefix)
-    with spark_session("millpond lake check", master, _shown(conf)) as spark:
-        from millpond.spark.lake.check import check
+    """Check that every archived message is in the lake exactly once."""
+    urls = _checked_urls(lake, url, schema, table_prefix, pooler=pooler)
+    with spark_session("millpond lake check", master, _with_progress_bar(conf)) as spark:
+        from millpond.spark.lake.verify import check
 
-        done = check(spark, lake, needs(url), schema=schema, table_prefix=table_prefix)
-    if json:
-        say_json({"looked_at": done.looked_at, "missing": done.missing, "twice": done.twice})
-    else:
-        print(f"{done.looked_at:,} archived messages looked at, {done.missing:,} missing, {done.twice:,} twice")
-    if done.missing or done.twice:
-        raise Refused("the lake does not hold what it should: purge nothing, and export to a new lake")
+        done = check(spark, lake, urls, schema=schema, table_prefix=table_prefix, repair=repair, pooler=pooler)
+    text = f"{done.checked:,} archived messages checked, {done.missing:,} missing, {done.duplicates:,} duplicates"
+    text += f", {done.unreadable:,} with unreadable values" if done.unreadable else ""
+    facts = {"checked": done.checked, "missing": done.missing, "duplicates": done.duplicates}
+    print_result(text, {**facts, "unreadable": done.unreadable}, json)
+    if done.duplicates:
+        raise Declined("the lake has duplicates: export to a new lake")
+    if done.missing and not repair:
+        raise Declined("the lake is incomplete: millpond lake check --repair lets the next export take the rest")
 
 
 @lake_app.command("run")
 def run(
     lake: Lake,
     url: URLs = None,
-    every: Every = "10m",
-    step: Annotated[list[Step] | None, typer.Option(show_default=False, help="Only this one; again for more.")] = None,
+    every: Annotated[str, typer.Option(help=_EVERY)] = "10m",
+    step: Annotated[
+        list[LakeStep] | None, typer.Option(show_default=False, help="Run only this step; may be repeated.")
+    ] = None,
     report_to: Annotated[
         str | None,
-        typer.Option(metavar="DIR", show_default=False, help="Write the report there; without it there is none."),
+        typer.Option(metavar="DIR", show_default=False, help="Folder for the report; without it no report is written."),
     ] = None,
     decode: Decode = None,
+    redact: Redact = None,
+    margin: Margin = "60s",
+    connections: Connections = None,
+    pooler: Pooler = False,
+    report_on: Annotated[str, typer.Option(metavar="TIME", help="Time before now that the report covers.")] = "7d",
     master: Master = "local[*]",
     conf: Conf = None,
     schema: Schema = None,
-    table_prefix: TablePrefix = "",
+    table_prefix: TablePrefix = TABLE_PREFIX,
 ) -> None:
-    """Export, purge, compact and report on a schedule, in one Spark application, until told to stop (TERM)."""
-    pause = _duration(every)
-    _check(lake, url, schema, table_prefix)
-    if step and Step.REPORT in step and report_to is None:
+    """Export, purge, compact and report on a schedule, until SIGTERM."""
+    pause, urls = _duration(every), _checked_urls(lake, url, schema, table_prefix, pooler=pooler)
+    if step and LakeStep.REPORT in step and report_to is None:
         raise InvalidOption("the step report needs a folder to write to: --report-to DIR")
-    with spark_session("millpond lake run", master, _shown(conf)) as spark:
+    function, age = _function(redact), parse.duration(margin, "--margin")
+    with spark_session("millpond lake run", master, _with_progress_bar(conf)) as spark:
         from millpond.spark.lake.schedule import run
 
         run(
             spark,
             lake,
-            needs(url),
+            urls,
             steps=step,
             every=pause,
-            stop=_told_to_stop(),
-            tell=_tell,
+            stop=_stop_event(),
+            on_step=_print_step,
             report_to=report_to,
             schema=schema,
             table_prefix=table_prefix,
             decode=decode,
+            redact=function,
+            margin=age,
+            connections=connections,
+            pooler=pooler,
+            report_on=_duration(report_on, "--report-on"),
         )
+
+
+@lake_app.command("migrate")
+def migrate(lake: Lake, json: Json = False) -> None:
+    """Make a Delta table of a lake of an earlier version.
+
+    Its files stay where they are. Then run millpond lake check --repair once; after it purge deletes again.
+    """
+    from millpond.spark.lake.migrate import migrate
+
+    done = migrate(lake)
+    facts = {"files": done.files, "rewritten": done.rewritten, "fields_left_out": list(done.fields)}
+    print_result(done.summary(), facts, json)
 
 
 @lake_app.command("files")
 def files(
     lake: Lake,
-    queue: Annotated[str | None, typer.Option(help="Of this queue only.")] = None,
-    day: Annotated[str | None, typer.Option(help="Archived on this day in UTC: 2026-11-16.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Only files of this queue.")] = None,
+    day: Annotated[str | None, typer.Option(help="Only files of this day in UTC: 2026-11-16.")] = None,
     json: Json = False,
 ) -> None:
-    """Print the Parquet files that make up a lake, one a line: for tools that read lists of files."""
+    """Print the Parquet files of a lake, one per line."""
     from millpond.spark.lake.read import files
 
     found = files(lake, queue=queue, day=day)
     if json:
-        say_json({"files": found})
+        print_json({"files": found})
     else:
         print(*found, sep="\n", end="\n" if found else "")
 
 
 @lake_app.command("exports")
 def exports(
-    url: URL = None,
-    forget: Annotated[str | None, typer.Option(metavar="LAKE", help="Let purge no longer wait for this lake.")] = None,
+    url: URLs = None,
+    forget: Annotated[
+        str | None, typer.Option(metavar="LAKE", help="Id of a lake that purge must no longer wait for.")
+    ] = None,
+    pooler: Pooler = False,
     schema: Schema = None,
-    table_prefix: TablePrefix = "",
+    table_prefix: TablePrefix = TABLE_PREFIX,
     json: Json = False,
 ) -> None:
-    """List the lakes that a database is exported to: purge deletes only what all of them hold."""
+    """List the lakes that the databases are exported to.
+
+    Purge deletes only messages that all of them hold.
+    """
+    each = partial(_each, url, schema, table_prefix, pooler=pooler)
     if forget is not None:
-        (known,) = asyncio.run(_each(needs(url), schema, table_prefix, lambda store: store.forget_export(forget)))
-        if not known:
-            raise Refused(f"this database is exported to no lake {forget!r}; millpond lake exports lists them")
-        say_json({"forgotten": forget}) if json else print(f"purge no longer waits for {plain(forget)}")
+        if not any(each(lambda store, _: store.exports.forget(forget))):
+            raise Declined(f"nothing is exported to a lake {forget!r}; millpond lake exports lists the lakes")
+        print_result(f"purge no longer waits for {plain(forget)}", {"forgotten": forget}, json)
         return
-    (found,) = asyncio.run(_each(needs(url), schema, table_prefix, lambda store: store.exports()))
-    until = [None if one.until_us is None else when(as_datetime(one.until_us)) for one in found]
+    found = [e for of_one in each(lambda store, _: store.exports.status()) for e in of_one]
     if json:
-        facts = [
-            {"lake": o.lake, "path": o.path, "shard": o.shard, "until": u} for o, u in zip(found, until, strict=True)
-        ]
-        say_json({"exports": facts})
-    elif found:
-        rows = [[o.lake, plain(o.path), str(o.shard), u or "nothing yet"] for o, u in zip(found, until, strict=True)]
-        table(["lake", "folder", "shard", "holds what was archived before"], rows, right=(2,))
+        facts = [{"lake": e.lake, "path": e.path, "shard": e.shard, "until": when(e.until_us)} for e in found]
+        print_json({"exports": facts})
     else:
-        print("exported to no lake")
+        rows = [[e.lake, plain(e.path), str(e.shard), when(e.until_us) or "nothing yet"] for e in found]
+        heads = ["lake", "folder", "shard", "holds messages archived before"]
+        table(heads, rows, right=[2], empty="exported to no lake")
 
 
-async def _each(urls: str, schema: str | None, table_prefix: str, do: Any) -> list[Any]:
-    """On each of the databases, one after the other."""
-    from millpond import transports
+def _each(
+    url: str | None,
+    schema: str | None,
+    table_prefix: str,
+    do: Callable[[Transport, "SparkShard"], Coroutine[Any, Any, T]],
+    *,
+    pooler: bool,
+) -> list[T]:
+    """Call `do` with a store of each database, one after the other."""
     from millpond.spark.lake.export import shards_of
 
-    found = []
-    for shard in shards_of(urls, schema, table_prefix):
-        store = await transports.connect(shard.url.raw, migrate=False, **shard.options)
-        try:
-            found.append(await do(store))
-        finally:
-            await store.close()
+    async def one(shard: "SparkShard") -> T:
+        async with connect_to(shard.url.raw, schema, table_prefix, pooler=pooler) as store:
+            return await do(store, shard)
+
+    return [asyncio.run(one(shard)) for shard in shards_of(required_url(url), schema, table_prefix, pooler=pooler)]
+
+
+def _checked_urls(lake: str, url: str | None, schema: str | None, table_prefix: str, *, pooler: bool) -> str:
+    """The URLs of the databases. Raises for wrong arguments before Spark starts."""
+    from millpond.spark.lake.export import shards_of
+    from millpond.spark.lake.storage import storage_of
+
+    storage_of(lake)
+    shards_of(required_url(url), schema, table_prefix, pooler=pooler)
+    return required_url(url)
+
+
+def _function(target: str | None) -> Callable[[str, bytes], bytes] | None:
+    """The function at `module:name`, imported from the current folder too."""
+    if target is None:
+        return None
+    module, _, name = target.partition(":")
+    try:
+        function = getattr(import_user_module(module), name, None)
+    except InvalidOption as e:
+        raise InvalidOption(f"--redact {target!r}: {e}") from e
+    if not callable(function):
+        raise InvalidOption(f"--redact {target!r} is no function; write it as shop.privacy:without_cards")
+    found: Callable[[str, bytes], bytes] = function
     return found
 
 
-def _check(lake: str, url: str | None, schema: str | None, table_prefix: str) -> None:
-    """What is wrong with what was typed is told before Spark starts."""
-    from millpond.spark.lake.export import shards_of
-    from millpond.spark.lake.manifest import folder
-
-    folder(lake)
-    shards_of(needs(url), schema, table_prefix)
-
-
-def _shown(conf: list[str] | None) -> list[str]:
-    """On a terminal Spark draws how far its tasks are."""
+def _with_progress_bar(conf: list[str] | None) -> list[str]:
+    """On a terminal let Spark draw its progress bar."""
     return ["spark.ui.showConsoleProgress=true", *(conf or ())] if sys.stderr.isatty() else conf or []
 
 
-def _duration(every: str) -> timedelta:
-    return values.duration(every, "--every") or timedelta(0)
+def _duration(text: str, option: str = "--every") -> timedelta:
+    return parse.duration(text, option) or timedelta(0)
 
 
-def _tell(step: str, what: str) -> None:
-    from datetime import UTC, datetime
-
-    print(f"{when(datetime.now(UTC))} {step}: {what}", flush=True)
+def _print_step(step: str, what: str) -> None:
+    print(f"{when(SystemClock().now())} {step}: {what}", flush=True)
 
 
-def _told_to_stop() -> threading.Event:
-    """Set by the first TERM or INT, so that the step under way is finished; the second one ends it at once."""
+def _stop_event() -> threading.Event:
+    """An event that the first TERM or INT sets: the current step finishes. The second signal ends the process."""
     stop = threading.Event()
 
-    def told(number: int, _: object) -> None:
+    def stop_once(number: int, _: object) -> None:
         stop.set()
         signal.signal(number, signal.SIG_DFL)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, told)
+        signal.signal(number, stop_once)
     return stop

@@ -1,60 +1,61 @@
-"""`millpond lake replay`: publish again what a filter in Spark's SQL selects."""
+"""`millpond lake replay`: publish the messages again that a Spark SQL filter selects."""
 
 from typing import Annotated
 
 import typer
 
-from millpond.cli.app import Json, Schema, TablePrefix, needs, say_json
-from millpond.cli.lake import URLs, lake_app
+from millpond.cli.app import Json, Schema, TablePrefix, print_json, print_result, required_url
+from millpond.cli.arguments import ToQueue
+from millpond.cli.lake import Pooler, URLs, lake_app
 from millpond.cli.lake_report import Lake
-from millpond.cli.spark import Conf, Master, source_options, spark_session
+from millpond.cli.spark_session import Conf, Master, source_options, spark_session
 from millpond.cli.table import plain, table
 from millpond.errors import InvalidOption
+from millpond.table_prefix import TABLE_PREFIX
 
 
 @lake_app.command("replay")
 def replay(
-    where: Annotated[str, typer.Option(help="Which: a filter in Spark's SQL, over the columns of the archive.")],
+    where: Annotated[str, typer.Option(help="Spark SQL filter over the columns of the archive.")],
     name: Annotated[
         str | None,
-        typer.Option(help="Of this replay: running it again under the same name is harmless.", show_default=False),
+        typer.Option(help="Name of the replay; the same name publishes each message once.", show_default=False),
     ] = None,
     lake: Lake = None,
     url: URLs = None,
     schema: Schema = None,
-    table_prefix: TablePrefix = "",
-    to: Annotated[str | None, typer.Option("--to", metavar="QUEUE", help="Into this queue instead.")] = None,
-    rate: Annotated[float | None, typer.Option(help="So many a second fall due, at most.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what is selected.")] = False,
+    table_prefix: TablePrefix = TABLE_PREFIX,
+    to: ToQueue = None,
+    rate: Annotated[float | None, typer.Option(help="Maximum number of messages that become due per second.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the selected messages.")] = False,
+    pooler: Pooler = False,
     master: Master = "local[*]",
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Publish settled messages again, of the lake or the archive: those that a filter selects, each once."""
+    """Publish messages of a lake or archive again, selected by a filter."""
     if name is None and not dry_run:
-        raise InvalidOption("a replay needs a --name: with it, running it again publishes only what is missing")
+        raise InvalidOption("a replay needs a --name: repeated under the same name, it publishes only missing messages")
     if not (dry_run and lake):
-        needs(url)
-    database = source_options(url, schema, table_prefix) if url else None
+        required_url(url)
+    database = source_options(url, schema, table_prefix, pooler) if url else None
     with spark_session("millpond lake replay", master, conf) as spark:
         from millpond.spark import replay as replaying
 
         chosen = replaying.selected(spark, where, lake=lake, database=database)
         if dry_run:
-            _tell_counts(replaying.counts(chosen), json)
+            _print_counts(replaying.counts(chosen), json)
             return
         done = replaying.replay(chosen, name=name or "", database=database or {}, to=to, rate=rate)
-    if json:
-        say_json({"selected": done.selected, "published": done.published})
-    else:
-        before = done.selected - done.published
-        print(f"{done.published:,} published" + (f", {before:,} had been published before" if before else ""))
+    before = done.selected - done.published
+    text = f"{done.published:,} published" + (f", {before:,} already published" if before else "")
+    print_result(text, {"selected": done.selected, "published": done.published}, json)
 
 
-def _tell_counts(counts: list[dict[str, object]], json: bool) -> None:
+def _print_counts(counts: list[dict[str, object]], json: bool) -> None:
     total = sum(int(str(row["messages"])) for row in counts)
     if json:
-        say_json({"selected": total, "counts": counts})
+        print_json({"selected": total, "counts": counts})
         return
     if counts:
         rows = [[plain(str(row["queue"])), str(row["state"]), f"{row['messages']:,}"] for row in counts]

@@ -1,18 +1,19 @@
-"""`millpond publish`: one message, or a line each of many."""
+"""`millpond publish`: publish one message, or one per line of a file."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 import typer
 
 from millpond import codec
-from millpond.cli import values
-from millpond.cli.app import Json, Refused, command, say_json
+from millpond.cli import parse
+from millpond.cli.app import Declined, Json, command, print_json
+from millpond.cli.arguments import Queue
 from millpond.errors import BodyNotDecodable, BodyNotEncodable, InvalidMessage, StoreError
 from millpond.message import DEFAULT_PRIORITY, Message
-from millpond.transport import Transport
+from millpond.seam.transport import Transport
 
 _BATCH = 10_000
 
@@ -20,57 +21,59 @@ _BATCH = 10_000
 @command("publish", lambda transport: transport)
 async def publish(
     transport: Transport,
-    queue: Annotated[str, typer.Argument(help="The queue's name.")],
+    queue: Queue,
     body: Annotated[str | None, typer.Argument(help="JSON; - reads it from stdin.", show_default=False)] = None,
     json_lines: Annotated[
-        str | None, typer.Option("--json-lines", metavar="FILE", help="A message a line; - is stdin.")
+        str | None, typer.Option("--json-lines", metavar="FILE", help="File with one JSON body per line; - is stdin.")
     ] = None,
-    text: Annotated[bool, typer.Option("--text", help="The body is text as it stands, not JSON.")] = False,
-    id: Annotated[str | None, typer.Option("--id", help="A UUID of yours: publishing it twice is harmless.")] = None,
-    key: Annotated[str | None, typer.Option(help="Groups related messages.")] = None,
-    priority: Annotated[int, typer.Option(help="0 (first) to 100 (last).")] = DEFAULT_PRIORITY,
-    delay: Annotated[str | None, typer.Option(help="Not before this long from now: 30s, 15m, 12h, 7d.")] = None,
-    due_at: Annotated[str | None, typer.Option(help="Not before this moment: 2030-01-31T08:00:00Z.")] = None,
-    expires: Annotated[str | None, typer.Option(help="Not after this long, or this moment.")] = None,
-    header: Annotated[list[str] | None, typer.Option(help="name=value; may be given again.")] = None,
+    text: Annotated[bool, typer.Option("--text", help="Treat the body as plain text, not JSON.")] = False,
+    id: Annotated[str | None, typer.Option("--id", help="UUID of the message; the same id is published once.")] = None,
+    key: Annotated[str | None, typer.Option(help="Key that groups related messages.")] = None,
+    priority: Annotated[int, typer.Option(help="Priority, 0 (first) to 100 (last).")] = DEFAULT_PRIORITY,
+    delay: Annotated[str | None, typer.Option(help="Time until the message is due: 30s, 15m, 12h, 7d.")] = None,
+    due_at: Annotated[str | None, typer.Option(help="Time when the message is due: 2030-01-31T08:00:00Z.")] = None,
+    expires: Annotated[
+        str | None, typer.Option(help="Duration or time after which the message is not delivered.")
+    ] = None,
+    header: Annotated[list[str] | None, typer.Option(help="Header as name=value; may be repeated.")] = None,
     json: Json = False,
 ) -> None:
     """Publish a message and print its id."""
-    headers = values.headers(header or [])
+    headers = parse.headers(header or [])
     if text:
         headers.setdefault(codec.CONTENT_TYPE, codec.TEXT)
     messages = [
         Message(
             queue=queue,
             payload=payload,
-            id=values.ids([id])[0] if id else None,
+            id=parse.ids([id])[0] if id else None,
             key=key,
             priority=priority,
-            delay=values.duration(delay, "--delay"),
-            due_at=values.moment(due_at, "--due-at"),
-            expires=values.duration_or_moment(expires, "--expires"),
+            delay=parse.duration(delay, "--delay"),
+            due_at=parse.parse_time(due_at, "--due-at"),
+            expires=parse.duration_or_time(expires, "--expires"),
             headers=headers,
         )
         for payload in _payloads(body, json_lines, text)
     ]
     if id and json_lines:
-        raise InvalidMessage("--id is one message's; with --json-lines each line gets an id of its own")
+        raise InvalidMessage("--id is for one message; with --json-lines each line gets its own id")
     ids: list[str] = []
     new = 0
     for start in range(0, len(messages), _BATCH):
         try:
             published = await transport.publish(messages[start : start + _BATCH])
         except StoreError as e:
-            raise Refused(f"{e} (lines 1 to {start:,} were published, the others were not)" if start else e) from e
+            raise Declined(f"{e} (lines 1 to {start:,} were published, the others were not)" if start else e) from e
         ids += [str(p.id) for p in published]
         new += sum(p.new for p in published)
     if json:
-        say_json({"ids": ids, "new": new} if json_lines else {"id": ids[0], "new": bool(new)})
+        print_json({"ids": ids, "new": new} if json_lines else {"id": ids[0], "new": bool(new)})
         return
     for id_ in ids:
         print(id_)
     if new < len(ids):
-        print("millpond: a message with this id was published before; nothing was added", file=sys.stderr)
+        print("millpond: a message with this id was already published; nothing was added", file=sys.stderr)
 
 
 def _payloads(body: str | None, json_lines: str | None, text: bool) -> Iterator[bytes]:
@@ -78,28 +81,22 @@ def _payloads(body: str | None, json_lines: str | None, text: bool) -> Iterator[
         if body is not None:
             raise InvalidMessage("give a body or --json-lines, not both")
         with nullcontext(sys.stdin.buffer) if json_lines == "-" else open(json_lines, "rb") as lines:
-            yield from _lines(lines, text)
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _check_body(line.rstrip(b"\r\n"), text, f"line {number}")
         return
     if body is None:
-        raise InvalidMessage("what shall be published? Give a body, - to read it from stdin, or --json-lines FILE")
-    yield _checked(sys.stdin.buffer.read() if body == "-" else _utf8(body), text, "the body")
+        raise InvalidMessage("no body given: pass a body, - to read it from stdin, or --json-lines FILE")
+    # surrogateescape: the bytes as typed, even if they are not UTF-8
+    payload = sys.stdin.buffer.read() if body == "-" else body.encode(errors="surrogateescape")
+    yield _check_body(payload, text, "the body")
 
 
-def _lines(lines: BinaryIO, text: bool) -> Iterator[bytes]:
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield _checked(line.rstrip(b"\r\n"), text, f"line {number}")
-
-
-def _checked(payload: bytes, text: bool, what: str) -> bytes:
+def _check_body(payload: bytes, text: bool, what: str) -> bytes:
     try:
         codec.decode(payload, codec.TEXT if text else None)
     except BodyNotDecodable as e:
         why = str(e).removeprefix("the body is not ")
-        hint = "it must be UTF-8" if text else "quote it as JSON, or send it as it stands with --text"
+        hint = "it must be UTF-8" if text else "quote it as JSON, or send it as plain text with --text"
         raise BodyNotEncodable(f"{what} is not {why}; {hint}. Nothing was published") from None
     return payload
-
-
-def _utf8(argument: str) -> bytes:
-    return argument.encode(errors="surrogateescape")  # the bytes that were typed, whatever they were

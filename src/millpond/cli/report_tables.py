@@ -1,10 +1,10 @@
-"""A report on a terminal."""
+"""Print a report as tables on a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -31,7 +31,7 @@ def print_report(report: Report, console: Console | None = None) -> None:
         for part in _SETTLED:
             part.print(report, console)
     else:
-        console.print("No message was settled in this time.")
+        console.print("No message was settled in this period.")
     if "backlog" in report.tables:
         _BACKLOG.print(report, console)
 
@@ -39,7 +39,7 @@ def print_report(report: Report, console: Console | None = None) -> None:
 def duration(seconds: float | None) -> str:
     """
     >>> duration(0.0123), duration(75), duration(7_500), duration(None)
-    ('12.3 ms', '75 s', '125 min', '')
+    ('12.3 ms', '75 s', '2.08 h', '')
     """
     if seconds is None:
         return ""
@@ -53,12 +53,12 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:,}"
 
 
-def when(moment: datetime | None) -> str:
-    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"
+def when(time: datetime | None) -> str:
+    return "" if time is None else f"{time:%Y-%m-%d %H:%M:%S}"
 
 
 def text(value: str | None) -> str:
-    """Names, reasons and errors are others' texts: they are shown, and do nothing."""
+    """Names, reasons and errors are foreign text: printed literally."""
     return plain(value or "")
 
 
@@ -72,31 +72,24 @@ def _headline(row: Mapping[str, Any]) -> Text:
     )
 
 
-class _Part:
-    """One of the printed tables: which columns of which table, under which heads."""
+class _Part(NamedTuple):
+    """One printed table: columns of a table of the report, with their heads."""
 
-    def __init__(
-        self,
-        table: str,
-        title: str,
-        columns: Mapping[str, tuple[str, Show]],
-        rows: Callable[[Sequence[Any]], Sequence[Any]] = lambda rows: rows,
-    ) -> None:
-        self.table = table
-        self._title = title
-        self._columns = columns
-        self._rows = rows
+    table: str
+    title: str
+    columns: Mapping[str, tuple[str, Show]]
+    rows: slice = slice(None)
 
     def print(self, report: Report, console: Console) -> None:
-        rows = report.rows(self.table)
+        rows = report.rows(self.table)[self.rows]
         if not rows:
             return
-        grid = Table(title=Text(self._title), title_justify="left", title_style="bold", box=None, pad_edge=False)
-        for head, show in self._columns.values():
+        grid = Table(title=Text(self.title), title_justify="left", title_style="bold", box=None, pad_edge=False)
+        for head, show in self.columns.values():
             is_text = show is text
             grid.add_column(head, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
-        for row in self._rows(rows):
-            grid.add_row(*(Text(show(row[name])) for name, (_, show) in self._columns.items()))
+        for row in rows:
+            grid.add_row(*(Text(show(row[name])) for name, (_, show) in self.columns.items()))
         console.print()
         console.print(grid)
 
@@ -124,13 +117,13 @@ _MESSAGE: dict[str, tuple[str, Show]] = {
 _SETTLED = (
     _Part("by_queue", "Queues", {"queue": ("queue", text), **_COUNTS, **_TIMES}),
     _Part("by_time", "Over time (the last periods)", {"at": ("from (UTC)", when), **_COUNTS, **_TIMES},
-          lambda rows: rows[-_LAST_PERIODS:]),
+          slice(-_LAST_PERIODS, None)),
     _Part("failures", "Failures", {
         "failed": ("failed", number), "queue": ("queue", text), "reason": ("reason", text),
         "exception": ("exception", text), "last_at": ("last (UTC)", when), "example_id": ("for example", text),
-    }, lambda rows: rows[:_LISTED]),
-    _Part("slowest", "Slowest messages", _MESSAGE, lambda rows: rows[:_LISTED]),
-    _Part("poisonous", "Poisonous messages", _MESSAGE, lambda rows: rows[:_LISTED]),
+    }, slice(_LISTED)),
+    _Part("slowest", "Slowest messages", _MESSAGE, slice(_LISTED)),
+    _Part("poisonous", "Poisonous messages", _MESSAGE, slice(_LISTED)),
 )  # fmt: skip
 _BACKLOG = _Part("backlog", "Waiting now", {
     "queue": ("queue", text), "pending": ("pending", number), "processing": ("processing", number),

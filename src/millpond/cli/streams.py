@@ -1,4 +1,4 @@
-"""`millpond streams`: the Spark queries that consume queues, and how to take back what one holds."""
+"""`millpond streams`: list the Spark queries that consume queues; release the messages that one holds."""
 
 from datetime import timedelta
 from enum import StrEnum
@@ -6,79 +6,89 @@ from typing import Annotated, Any
 
 import typer
 
-from millpond.cli.app import Json, Refused, command, say_json
+from millpond.cli.app import Declined, Json, command, print_json, print_result
+from millpond.cli.parse import duration
 from millpond.cli.table import plain, table, when
-from millpond.cli.values import duration
-from millpond.clock import as_datetime
-from millpond.control import Control
+from millpond.control import Control, StreamView
 from millpond.errors import InvalidOption, UnknownStream
-from millpond.transport import StreamStatus
 
 
-class Verb(StrEnum):
+class StreamVerb(StrEnum):
     RELEASE = "release"
 
 
-@command("streams", Control)
+@command("streams", Control, action="streams")
 async def streams(
     control: Control,
-    verb: Annotated[Verb | None, typer.Argument(show_default=False, help="Give back what a stream holds.")] = None,
-    name: Annotated[str | None, typer.Argument(show_default=False, help="The stream's name.")] = None,
+    verb: Annotated[
+        StreamVerb | None,
+        typer.Argument(show_default=False, metavar="release", help="release NAME: give back the stream's messages."),
+    ] = None,
+    name: Annotated[str | None, typer.Argument(show_default=False, help="Name of the stream.")] = None,
     alert: Annotated[
         str | None,
-        typer.Option(show_default=False, help="Fail if one holds messages for longer, such as 10m: for monitoring."),
+        typer.Option(show_default=False, help="Exit with 1 if a stream held messages longer, such as 10m."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the Spark queries that consume queues, or release what a dead one holds."""
+    """List the Spark queries that consume queues, or release one."""
     if verb is not None:
         await _release(control, name, json)
         return
     longest = duration(alert, "--alert")
-    found = await control.streams()
-    stuck = [] if longest is None else [s for s in found if (s.held_for or 0) > longest.total_seconds()]
+    found = await control.stream_views()
+    stuck = [] if longest is None else [v.status for v in found if (v.status.held_for or 0) > longest.total_seconds()]
     if stuck:
         names = ", ".join(plain(status.name) for status in stuck)
-        raise Refused(f"held for more than {alert}: {names}. If its query is not coming back: millpond streams release")
-    if json:
-        say_json({"streams": [_facts(status) for status in found]})
-    elif found:
-        table(
-            ["stream", "held", "for", "acked claim", "epoch", "opened"],
-            [_line(status) for status in found],
-            right=(1, 2, 3, 4),
+        raise Declined(
+            f"held for more than {alert}: {names}. If the query will not return, run: millpond streams release NAME"
         )
+    if json:
+        print_json({"streams": [_facts(view) for view in found]})
     else:
-        print("no streams")
+        heads = ["stream", "held", "for", "waiting", "behind", "acked claim", "epoch", "opened"]
+        table(heads, [_line(view) for view in found], right=range(1, 7), empty="no streams")
 
 
 async def _release(control: Control, name: str | None, json: bool) -> None:
     if name is None:
-        raise InvalidOption("release which stream? Give its name; millpond streams lists them")
+        raise InvalidOption("no stream given: pass its name; millpond streams lists them")
     try:
-        count = await control.release_stream(name)
+        count = await control.streams.release(name)
     except UnknownStream as e:
-        raise Refused(str(e)) from None
-    say_json({"stream": name, "released": count}) if json else print(f"{count} given back by {plain(name)}")
+        raise Declined(str(e)) from None
+    print_result(f"{count} given back by {plain(name)}", {"stream": name, "released": count}, json)
 
 
-def _facts(status: StreamStatus) -> dict[str, Any]:
+def _facts(view: StreamView) -> dict[str, Any]:
+    status = view.status
     return {
         "name": status.name,
         "held": status.held,
         "held_for": status.held_for,
+        "queues": list(view.queues),
+        "waiting": view.waiting,
+        "complete": view.complete,
+        "behind": view.behind,
         "acked_seq": status.acked_seq,
         "epoch": status.epoch,
-        "opened_at": None if status.opened_us is None else when(as_datetime(status.opened_us)),
+        "opened_at": when(status.opened_us),
     }
 
 
-def _line(status: StreamStatus) -> list[str]:
+def _line(view: StreamView) -> list[str]:
+    status = view.status
     return [
         plain(status.name),
         f"{status.held:,}",
-        "" if status.held_for is None else str(timedelta(seconds=int(status.held_for))),
+        _span(status.held_for),
+        "" if view.waiting is None else f"{view.waiting:,}{'' if view.complete else '+'}",
+        _span(view.behind),
         str(status.acked_seq),
         str(status.epoch),
-        "" if status.opened_us is None else when(as_datetime(status.opened_us)),
+        when(status.opened_us) or "",
     ]
+
+
+def _span(seconds: float | None) -> str:
+    return "" if seconds is None else str(timedelta(seconds=int(seconds)))

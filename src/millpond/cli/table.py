@@ -1,17 +1,22 @@
-"""Tables for people. What messages hold is shown as it is, never obeyed: no markup, no control characters."""
+"""Plain tables. Text from messages is printed literally: no markup, no control characters."""
 
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import Any
 
+from millpond.clock import as_datetime, utc_text
+
 WIDE = 200
-"""Columns when nobody's terminal says how many there are."""
+"""Width in columns when the output is not a terminal."""
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterable[int] = ()) -> None:
-    from rich.console import Console  # here, since most commands print a line and rich takes its time
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterable[int], empty: str = "") -> None:
+    """Print rows under heads, some columns right-aligned; without rows the text `empty`."""
+    if not rows:
+        print(empty)
+        return
+    from rich.console import Console  # imported here: rich is slow to import, and most commands print one line
     from rich.table import Table
     from rich.text import Text
 
@@ -27,17 +32,16 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterabl
     Console(width=None if sys.stdout.isatty() else WIDE, highlight=False).print(grid)
 
 
-def when(moment: datetime) -> str:
+def when(us: int | None) -> str | None:
     """
-    >>> from datetime import UTC
-    >>> when(datetime(2030, 1, 31, 8, tzinfo=UTC))
+    >>> when(1_896_076_800_000_000)
     '2030-01-31T08:00:00Z'
     """
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return None if us is None else utc_text(as_datetime(us), "seconds")
 
 
 def plain(text: str) -> str:
-    r"""Text that does nothing to a terminal.
+    r"""Escape characters that would control a terminal.
 
     >>> plain("red\x1b[31m")
     'red\\x1b[31m'

@@ -1,6 +1,4 @@
-"""`millpond demo`: all of Millpond in about a minute, on SQLite and a local Spark, without any server."""
-
-from __future__ import annotations
+"""`millpond demo`: shows all of Millpond in about a minute, on SQLite and a local Spark, without a server."""
 
 from millpond.cli.demo.command import demo
 

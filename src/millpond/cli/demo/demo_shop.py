@@ -1,4 +1,4 @@
-"""The handlers of `millpond demo`: a web shop that ships orders. Change what you like, and run it:
+"""The handlers of `millpond demo`: a web shop that ships orders. Change them and run:
 
 millpond run demo_shop:pond
 """
@@ -34,7 +34,7 @@ async def ship(order: Order, delivery: Delivery) -> None:
 
 
 async def print_label(order: Order, postage: float, attempt: int) -> None:
-    """The carrier's web service: some milliseconds, and now and then no answer."""
+    """Simulates the carrier's web service: takes some milliseconds, and 4 % of the calls time out."""
     luck = random.Random(10 * order.number + attempt)  # the same in every demo
     await asyncio.sleep(luck.uniform(0.002, 0.020))
     if luck.random() < 0.04:

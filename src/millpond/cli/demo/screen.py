@@ -1,4 +1,4 @@
-"""What the viewer sees: steps, lines, and a bar that moves on a terminal or a line now and then elsewhere."""
+"""Output of the demo: steps, lines, and a progress bar, or a line every two seconds without a terminal."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from millpond.clock import monotonic
 
 _EVERY = 2.0
-"""Seconds between two lines where nothing moves."""
+"""Seconds between two progress lines without a terminal."""
 
 Update = Callable[[int, str], None]
-"""So much is done, and what there is to say of it."""
+"""Takes the number of finished messages and a status text."""
 
 
 class Screen:
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+    def __init__(self) -> None:
+        self.console = Console(highlight=False, soft_wrap=True)
         self._step = 0
         self._began = monotonic()
 
     @property
     def seconds(self) -> float:
-        """Since the demo began."""
+        """Seconds since the demo began."""
         return monotonic() - self._began
 
     def step(self, title: str) -> None:
         self._step += 1
         self.console.print(f"\n[bold]{self._step}. {title}[/bold]")
 
-    def say(self, text: str = "") -> None:
+    def print(self, text: str = "") -> None:
         self.console.print(f"   {text}" if text else "", markup=False)
 
     def notice(self, text: str) -> None:
-        """What nobody should miss."""
+        """Print a highlighted line."""
         self.console.print(f"   {text}", style="bold yellow", markup=False)
 
     @contextmanager
     def waiting(self, text: str) -> Iterator[None]:
-        """Something that takes some seconds and tells nothing meanwhile."""
+        """Show a status while a call runs for some seconds without output."""
         if self.console.is_terminal:
             with self.console.status(f"{text} …"):
                 yield
         else:
-            self.say(f"{text} …")
+            self.print(f"{text} …")
             yield
 
     @contextmanager
@@ -57,12 +57,12 @@ class Screen:
                 task = progress.add_task("", total=total)
                 yield lambda done, text: progress.update(task, completed=done, description=text)
             return
-        told = monotonic()
+        last = monotonic()
 
-        def tell(done: int, text: str) -> None:
-            nonlocal told
-            if done == total or monotonic() - told >= _EVERY:
-                told = monotonic()
-                self.say(f"{done:,} of {total:,}  {text}")
+        def update(done: int, text: str) -> None:
+            nonlocal last
+            if done == total or monotonic() - last >= _EVERY:
+                last = monotonic()
+                self.print(f"{done:,} of {total:,}  {text}")
 
-        yield tell
+        yield update

@@ -1,4 +1,4 @@
-"""What people type, as values: durations, moments, headers, ids."""
+"""Parse command line values: durations, times, headers, ids."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def duration(text: str | None, option: str) -> timedelta | None:
         return None
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise InvalidTime(f"{option} {text!r} is no duration; write it as 30s, 15m, 12h or 7d")
+        raise InvalidTime(f"{option} {text!r} is not a duration; write it as 30s, 15m, 12h or 7d")
     try:
         return timedelta(seconds=float(match[1]) * _SECONDS[match[2] or "s"])
     except OverflowError:
-        raise InvalidTime(f"{option} {text!r} is too long; 100 years are the most") from None
+        raise InvalidTime(f"{option} {text!r} is too long; the maximum is 100 years") from None
 
 
-def moment(text: str | None, option: str) -> datetime | None:
+def parse_time(text: str | None, option: str) -> datetime | None:
     """
-    >>> moment("2030-01-31T08:00:00Z", "--due-at").hour
+    >>> parse_time("2030-01-31T08:00:00Z", "--due-at").hour
     8
     """
     if text is None:
@@ -40,14 +40,22 @@ def moment(text: str | None, option: str) -> datetime | None:
     try:
         value = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidTime(f"{option} {text!r} is no moment; write it as 2030-01-31T08:00:00Z") from None
+        raise InvalidTime(f"{option} {text!r} is not a time; write it as 2030-01-31T08:00:00Z") from None
     if value.tzinfo is None:
         raise InvalidTime(f"{option} {text!r} has no time zone; add Z for UTC, or an offset such as +02:00")
     return value
 
 
-def duration_or_moment(text: str | None, option: str) -> timedelta | datetime | None:
-    return duration(text, option) if text is None or _DURATION.fullmatch(text.strip()) else moment(text, option)
+def duration_or_time(text: str | None, option: str) -> timedelta | datetime | None:
+    if text is None or _DURATION.fullmatch(text.strip()):
+        return duration(text, option)
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidTime(
+            f"{option} {text!r} is neither a duration (30s, 7d) nor a time (2030-01-31T08:00:00Z)"
+        ) from None
+    return parse_time(text, option)
 
 
 def headers(pairs: Sequence[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`millpond run --on spark`: the session, what is shipped to its executors, and the crew of its tasks."""
+"""`millpond run --on spark`: the session, the files shipped to executors, and the supervisor of the tasks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from millpond.cli.spark import spark_session
+from millpond.cli.spark_session import spark_session
 from millpond.pond import Millpond
 
 if TYPE_CHECKING:
-    from millpond.cli.worker import Options
-    from millpond.spark.tasks import Tasks
+    from millpond.cli.run_options import RunOptions
+    from millpond.spark.handlers.driver import TaskSupervisor
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """Where to run, and with what."""
+    """The Spark cluster, and the files and settings for it."""
 
     master: str = "local[*]"
     tasks: int | None = None
@@ -31,7 +31,7 @@ class Cluster(msgspec.Struct, frozen=True):
 
 
 def find_modules_in(py_files: Sequence[str]) -> None:
-    """The driver imports the pond too, before there is a session that would see to it."""
+    """Make shipped modules importable here: the driver imports the pond before there is a session."""
     for file in py_files:
         folder = file if not file.endswith(".py") else str(Path(file).parent.resolve())
         if folder not in sys.path:
@@ -40,10 +40,10 @@ def find_modules_in(py_files: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def session(pond: Millpond, target: str, cluster: Cluster) -> Iterator[Any]:
-    from millpond.spark.local import refuse_file
+    from millpond.spark.sessions import refuse_file
 
-    refuse_file(pond.url, cluster.master)  # before a session is waited for
-    logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of each connection that it closes
+    refuse_file(pond.url, cluster.master)  # fail before the slow start of a session
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # it logs every connection that it closes
     with spark_session(f"millpond run {target}", cluster.master, cluster.conf) as spark:
         for file in cluster.py_files:
             spark.sparkContext.addPyFile(file)
@@ -52,10 +52,10 @@ def session(pond: Millpond, target: str, cluster: Cluster) -> Iterator[Any]:
         yield spark
 
 
-def crew(pond: Millpond, spark: Any, cluster: Cluster, options: Options) -> Tasks:
-    from millpond.spark.handlers import crew_for
+def supervisor(pond: Millpond, spark: Any, cluster: Cluster, options: RunOptions) -> TaskSupervisor:
+    from millpond.spark.handlers.run import supervisor_for
 
-    return crew_for(
+    return supervisor_for(
         pond,
         spark,
         at=options.target,
@@ -64,5 +64,5 @@ def crew(pond: Millpond, spark: Any, cluster: Cluster, options: Options) -> Task
         grace=options.grace,
         until_idle=options.until_idle,
         port=cluster.driver_port,
-        logging_options=["--log-format", options.log_format, "--log-level", options.log_level],
+        worker_options=options.worker_options,
     )

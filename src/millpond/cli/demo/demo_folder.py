@@ -13,14 +13,14 @@ MARK = ".millpond-demo"
 """Only a folder with this file in it is cleared."""
 QUEUE = "orders"
 SHOP = "demo_shop.py"
-"""Not `shop.py`, of which the viewer may have one where the demo is run."""
+"""Not `shop.py`: the user may have one in the current folder."""
 _BUG = '"PL": 5.50}'
 _FIX = '"PL": 5.50, "NO": 14.00}'
 _SKUS = ("lamp", "chair", "kettle", "bicycle", "blanket", "umbrella", "clock", "basket", "teapot", "mirror")
 
 
-class Ground:
-    """Everything that a demo leaves, in one folder."""
+class DemoFolder:
+    """The folder with all files of a demo."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -33,14 +33,14 @@ class Ground:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For processes that import the shop."""
+        """Environment of processes that import the shop."""
         path = [str(self.folder.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])]
         return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
     def prepare(self) -> None:
-        """Made anew; a folder that is not a demo's is left alone."""
+        """Create the folder, or replace it if an earlier demo made it."""
         if self.folder.exists() and any(self.folder.iterdir()) and not (self.folder / MARK).exists():
-            problem = "holds files that are not the demo's; move it away, or name another folder"
+            problem = "contains files of other programs; move it away, or choose another folder"
             raise FileExistsError(errno.EEXIST, problem, str(self.folder))
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
@@ -48,7 +48,7 @@ class Ground:
         shutil.copyfile(Path(__file__).with_name(SHOP), self.shop)
 
     def fix(self) -> str:
-        """Mend the bug in the shop; the line as it is now."""
+        """Fix the bug in the shop and return the changed line."""
         before = self.shop.read_text()
         self.shop.write_text(before.replace(_BUG, _FIX))
         (line,) = [line for line in self.shop.read_text().splitlines() if _FIX in line]
@@ -56,7 +56,7 @@ class Ground:
 
 
 def orders(count: int) -> Iterator[dict[str, object]]:
-    """The same orders in every demo. Two in a hundred go to Norway, of which nobody has thought."""
+    """The same orders in every demo. Two in a hundred go to Norway, which the shop forgot."""
     chance = random.Random(7)
     for number in range(1, count + 1):
         country = "NO" if number % 50 == 0 else chance.choice(("AT", "CH", "DE", "DE", "DE", "FR", "IT", "PL"))
