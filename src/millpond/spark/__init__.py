@@ -1,12 +1,13 @@
 """Spark in and out of the queue: `spark.read`, `readStream`, `write` and `writeStream` with `format("millpond")`.
 
-See docs/reference/spark.md. Nothing of Spark is imported before it is used.
+See docs/reference/spark.md. PySpark is imported only when it is used.
 """
 
 from __future__ import annotations
 
-from millpond.spark.handlers import run
+from millpond.spark.handlers.run import run
+from millpond.spark.sessions import register, session
 from millpond.spark.settle import Recording, settle
-from millpond.spark.start import register, session
+from millpond.spark.txn_option import txn
 
-__all__ = ["Recording", "register", "run", "session", "settle"]
+__all__ = ["Recording", "register", "run", "session", "settle", "txn"]

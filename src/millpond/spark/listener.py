@@ -1,4 +1,4 @@
-"""What streaming queries do, announced as our telemetry: messages, how many wait behind them, and how long it took.
+"""Progress of streaming queries as telemetry: messages, messages still waiting, and duration.
 
 spark.streams.addListener(StreamListener(telemetry))
 """
@@ -20,7 +20,7 @@ from millpond.telemetry import Streamed, Telemetry
 
 
 class StreamListener(StreamingQueryListener):
-    """Announces every trigger of every query that reads one of our streams."""
+    """Emits an event for every trigger of every query that reads one of our streams."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -42,7 +42,7 @@ class StreamListener(StreamingQueryListener):
 
 
 def _offset(text: Any) -> dict[str, Any]:
-    """An offset of ours; those of other sources may be anything."""
+    """Our offset, or nothing: offsets of other sources may have any form."""
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, TypeError):

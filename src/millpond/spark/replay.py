@@ -1,64 +1,59 @@
-"""Publishing settled messages again, those that a filter in Spark's SQL selects; by executors, and each once.
+"""Publishes settled messages again, once each, from executors. A filter in Spark SQL selects the messages.
 
-A replayed message has an id made of the old one and the replay's name, as with `Store.replay`: run again under the
-same name, after whatever went wrong, a replay publishes what it has not published yet.
+A replayed message has an id derived from the old id and the replay's name, as with `operations.replay`. A replay that
+failed can run again under the same name: it publishes only the rest.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 import msgspec
 
-from millpond.clock import as_datetime
 from millpond.errors import InvalidOption, StoreError
+from millpond.loop import outside_loop
 from millpond.message import check_name, replayed_headers, replayed_id
-from millpond.spark.options import Options
-from millpond.spark.settled import settled_messages
+from millpond.seam.bulk import Batch
+from millpond.spark.archive import settled_messages
+from millpond.spark.options import SparkOptions
 
 if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
-    from millpond.spark.sink import Sink
-
-T = TypeVar("T")
+    from millpond.spark.write.sink import Sink
 
 _READ = ("id", "queue", "key", "priority", "headers", "payload")
-_WRITTEN = {
-    "id": "string",
-    "queue": "string",
-    "key": "string",
-    "priority": "integer",
-    "headers": "string",
-    "payload": "binary",
-    "due_at": "timestamp",
-}
+_WRITTEN = (*_READ, "due_at")
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """What came of a replay."""
+    """Result of a replay."""
 
     selected: int
     published: int
-    """How many this run published; the rest had been published under the same name before."""
+    """Number published by this run; the rest had been published under the same name before."""
 
 
 def selected(
-    spark: SparkSession, where: str, *, lake: str | None = None, database: Mapping[str, str] | None = None
+    spark: SparkSession,
+    where: str,
+    *,
+    lake: str | None = None,
+    database: Mapping[str, str] | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """The settled messages that the filter selects, with all their columns."""
+    """The settled messages that the filter selects, with all columns."""
     from pyspark.errors import AnalysisException
 
-    messages = settled_messages(spark, lake=lake, database=database)
+    messages = settled_messages(spark, lake=lake, database=database, storage_options=storage_options)
     try:
-        # In brackets: of "state = 'FAILED' AND" Spark alone would make a filter whose name is AND.
+        # In parentheses: Spark would read "state = 'FAILED' AND" as an expression with the alias AND.
         return messages.where(f"({where}\n)")
     except AnalysisException as e:
         columns = ", ".join(f"{field.name} ({field.dataType.simpleString()})" for field in messages.schema.fields)
@@ -67,7 +62,7 @@ def selected(
 
 
 def counts(messages: DataFrame) -> list[dict[str, Any]]:
-    """How many are selected, by queue and state: what a dry run tells."""
+    """Number of selected messages by queue and state, for a dry run."""
     found = messages.groupBy("queue", "state").count().orderBy("queue", "state").collect()
     return [{"queue": row["queue"], "state": row["state"], "messages": row["count"]} for row in found]
 
@@ -82,11 +77,11 @@ def replay(
 ) -> Replayed:
     """Publish these settled messages again: into their own queues, or all into the queue `to`.
 
-    They appear as a whole in each database. With `rate` they fall due one after the other, so many in a second at
-    most: it is the queue that holds them back, not this job.
+    In each database they appear all at once. With `rate` they become due one after the other, at most that many per
+    second: the queue holds them back, not this job.
     """
-    from millpond.spark.sink import Loaded, Sink
-    from millpond.transports.database.staging import Batch
+    from millpond.spark.columns import batch_columns, named_columns, spark_schema
+    from millpond.spark.write.sink import Loaded, Sink
 
     check_name(name, "name")
     if to is not None:
@@ -94,69 +89,48 @@ def replay(
     if rate is not None and not rate > 0:
         raise InvalidOption(f"the rate must be more than 0 messages per second, not {rate}")
     spark = messages.sparkSession
-    sink = Sink(Options(database, (), of="a replay"), _written(), False, what="a replay")
+    schema = spark_schema(named_columns(batch_columns("archive"), _WRITTEN, "the archive"))
+    sink = Sink(SparkOptions(database, (), of="a replay"), schema, False, what="a replay")
     batch = Batch(f"replay:{uuid4()}")
     rows = messages.select(*_READ)
     pace = None
     if rate is not None:
-        lanes = spark.sparkContext.defaultParallelism
-        # A known number of lanes, filled alike: each lets its share of the rate pass.
-        rows, pace = rows.repartition(lanes), Pace(_now(sink), lanes / rate, 1 / rate)
+        partitions = spark.sparkContext.defaultParallelism
+        # A known number of equally filled partitions: each gets its share of the rate.
+        rows, pace = rows.repartition(partitions), Pace(sink.shards[0].now(), partitions / rate, 1 / rate)
     try:
-        told = rows.mapInArrow(Publisher(sink, batch, name, to, pace), "loaded binary").collect()
-        loaded = [msgspec.json.decode(row["loaded"], type=Loaded) for row in told]
-        written = _apart(lambda: sink.commit(batch, loaded))
+        rows_loaded = rows.mapInArrow(ReplayWriter(sink, batch, name, to, pace), "loaded binary").collect()
+        loaded = [msgspec.json.decode(row["loaded"], type=Loaded) for row in rows_loaded]
+        written = outside_loop(lambda: sink.commit(batch, loaded))
     except BaseException:
-        with contextlib.suppress(StoreError):  # what is left is collected by the next purge
-            _apart(lambda: sink.abort(batch))
+        with contextlib.suppress(StoreError):  # the next purge collects the rest
+            outside_loop(lambda: sink.abort(batch))
         raise
     return Replayed(sum(one.rows for one in written), sum(one.new for one in written))
 
 
-def _apart(work: Callable[[], T]) -> T:
-    """In a thread: the sink runs an event loop of its own, and a notebook has one running here already."""
-    with ThreadPoolExecutor(1) as one:
-        return one.submit(work).result()
-
-
-def _written() -> StructType:
-    from pyspark.sql.types import StructType
-
-    schema = StructType()
-    for name, type_ in _WRITTEN.items():
-        schema = schema.add(name, type_)
-    return schema
-
-
-def _now(sink: Sink) -> datetime:
-    from millpond.transports.database.fetch import now
-
-    with sink.shards[0].fetcher() as fetcher:
-        return as_datetime(now(fetcher))
-
-
 class Pace(msgspec.Struct, frozen=True):
-    """When the messages of each lane fall due: one after the other, and the lanes in turns."""
+    """Due times: partition p's n-th message is due n·step + p·shift seconds after the start."""
 
     start: datetime
     step: float
-    """Seconds between two messages of a lane."""
+    """Seconds between two messages of a partition."""
     shift: float
-    """Seconds between two lanes."""
+    """Seconds between two partitions."""
 
-    def due_at(self, lane: int, number: int) -> datetime:
-        return self.start + timedelta(seconds=number * self.step + lane * self.shift)
+    def due_at(self, partition: int, number: int) -> datetime:
+        return self.start + timedelta(seconds=number * self.step + partition * self.shift)
 
 
-class Publisher:
-    """What a task does with its part: it loads the messages that they become, and tells what it loaded."""
+@dataclass(frozen=True)
+class ReplayWriter:
+    """Loads the replayed messages of one partition, in a task, and returns a summary as one row."""
 
-    def __init__(self, sink: Sink, batch: Any, name: str, to: str | None, pace: Pace | None) -> None:
-        self._sink = sink
-        self._batch = batch
-        self._name = name
-        self._to = to
-        self._pace = pace
+    sink: Sink
+    batch: Batch
+    name: str
+    to: str | None
+    pace: Pace | None
 
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         import pyarrow as pa
@@ -164,25 +138,22 @@ class Publisher:
 
         task = TaskContext.get()
         part = task.partitionId() if task is not None else 0
-        loaded = self._sink.write(self._batch, part, self._messages(batches, part))
+        loaded = self.sink.write(self.batch, part, self._messages(batches, part))
         yield pa.record_batch([pa.array([msgspec.json.encode(loaded)], pa.binary())], names=["loaded"])
 
-    def _messages(self, batches: Iterator[pyarrow.RecordBatch], lane: int) -> Iterator[pyarrow.RecordBatch]:
+    def _messages(self, batches: Iterator[pyarrow.RecordBatch], partition: int) -> Iterator[pyarrow.RecordBatch]:
         import pyarrow as pa
 
         number = 0
         for batch in batches:
             rows = batch.num_rows
             originals = [UUID(id_) for id_ in batch.column("id").to_pylist()]
-            due = [self._pace.due_at(lane, number + n) if self._pace else None for n in range(rows)]
-            headers = [
-                replayed_headers(text, original)
-                for text, original in zip(batch.column("headers").to_pylist(), originals, strict=True)
-            ]
+            due = [self.pace.due_at(partition, number + n) if self.pace else None for n in range(rows)]
+            headers = map(replayed_headers, batch.column("headers").to_pylist(), originals)
             yield pa.record_batch(
                 {
-                    "id": pa.array([str(replayed_id(original, self._name)) for original in originals], pa.string()),
-                    "queue": batch.column("queue") if self._to is None else pa.repeat(self._to, rows),
+                    "id": pa.array([str(replayed_id(original, self.name)) for original in originals], pa.string()),
+                    "queue": batch.column("queue") if self.to is None else pa.repeat(self.to, rows),
                     "key": batch.column("key"),
                     "priority": batch.column("priority"),
                     "headers": pa.array(headers, pa.string()),

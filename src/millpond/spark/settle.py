@@ -1,11 +1,12 @@
-"""Outcomes from a DataFrame, for streams with `ackMode=manual`: recorded by executors, applied by the next ack."""
+"""Outcomes from a DataFrame, for streams with `ackMode=manual`. Executors record them, the next ack applies them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import msgspec
@@ -13,9 +14,10 @@ import msgspec
 from millpond import transports
 from millpond.errors import InvalidOption
 from millpond.message import check_id
-from millpond.spark.local import refuse_files_on_a_cluster
-from millpond.spark.options import Options, Shard
-from millpond.transport import Recorded
+from millpond.seam.streams import RecordedOutcome
+from millpond.seam.transport import Transport
+from millpond.spark.options import SparkOptions, SparkShard
+from millpond.spark.sessions import refuse_files_on_a_cluster
 
 if TYPE_CHECKING:
     import pyarrow
@@ -30,22 +32,22 @@ _SHOWN = 3
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of `settle`."""
+    """Result of `settle`."""
 
     recorded: int
     unknown: Sequence[UUID]
-    """Not of the batch that the stream holds now: nothing was recorded for them."""
+    """Ids that are not in the current batch of the stream: nothing was recorded for them."""
 
 
 def settle(df: DataFrame, *, stream: str, **options: str) -> Recording:
-    """Record what shall become of the messages of the stream's current batch; for use in `foreachBatch`.
+    """Record outcomes for messages of the stream's current batch; for use in `foreachBatch`.
 
-    Columns: `id`, `outcome` (ack, nack or reject), and if you like `delay` (with nack: seconds), `reason`, and
-    `shard`, which saves a search where there are several. Other options say where, as for the stream itself: `url`
-    or `urlEnv`, `schema`, `tablePrefix`. Recording again is harmless, the last word counts; two outcomes for one
-    message in one DataFrame have no order.
+    Columns: `id`, `outcome` (ack, nack or reject); optional: `delay` (with nack: seconds), `reason`, and `shard`, which
+    saves a search over several shards. Other options are those of the stream: `url` or `urlEnv`, `schema`,
+    `tablePrefix`, `pooler`. Recording again is harmless and the last outcome counts. Two outcomes for one message in
+    one DataFrame have no order.
     """
-    shards = Options(options, (), of="settle").shards()
+    shards = SparkOptions(options, (), of="settle").shards()
     missing = [name for name in _REQUIRED if name not in df.columns]
     if missing:
         raise InvalidOption(f"settle needs the column {missing[0]!r}; the DataFrame has {', '.join(df.columns)}")
@@ -54,21 +56,21 @@ def settle(df: DataFrame, *, stream: str, **options: str) -> Recording:
     unknown = [UUID(id_) for row in rows for id_ in row.unknown]
     if unknown:
         some = ", ".join(map(str, unknown[:_SHOWN])) + (", …" if len(unknown) > _SHOWN else "")
-        log.warning("%d outcomes are of messages that stream %r does not hold: %s", len(unknown), stream, some)
+        log.warning("outcomes ignored: %d, whose messages stream %r does not hold: %s", len(unknown), stream, some)
     return Recording(recorded=sum(row.recorded for row in rows), unknown=unknown)
 
 
+@dataclass(frozen=True, repr=False)
 class _Recorder:
-    """What a task does with its part of the DataFrame."""
+    """Records one partition of the DataFrame, in a task."""
 
-    def __init__(self, shards: Sequence[Shard], stream: str) -> None:
-        self._shards = shards
-        self._stream = stream
+    shards: Sequence[SparkShard]
+    stream: str
 
     def __call__(self, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         import pyarrow as pa
 
-        refuse_files_on_a_cluster(self._shards)
+        refuse_files_on_a_cluster(self.shards)
         recorded, unknown = asyncio.run(self._record(batches))
         yield pa.record_batch(
             [pa.array([recorded], pa.int64()), pa.array([[str(id_) for id_ in unknown]], pa.list_(pa.string()))],
@@ -76,7 +78,7 @@ class _Recorder:
         )
 
     async def _record(self, batches: Iterable[pyarrow.RecordBatch]) -> tuple[int, list[UUID]]:
-        stores: dict[int, Any] = {}
+        stores: dict[int, Transport] = {}
         recorded, unknown = 0, list[UUID]()
         try:
             for batch in batches:
@@ -89,16 +91,18 @@ class _Recorder:
                 await store.close()
         return recorded, unknown
 
-    async def _record_some(self, stores: dict[int, Any], shard: int | None, outcomes: list[Recorded]) -> list[UUID]:
-        """On its shard, or on one after the other until none is left; returns the ids that are nowhere."""
+    async def _record_some(
+        self, stores: dict[int, Transport], shard: int | None, outcomes: list[RecordedOutcome]
+    ) -> list[UUID]:
+        """Try its shard, or all shards in turn until none is left; returns the ids that are on no shard."""
         left = [o.id for o in outcomes]
-        for n in range(len(self._shards)) if shard is None else [shard]:
-            if not 0 <= n < len(self._shards):
+        for n in range(len(self.shards)) if shard is None else [shard]:
+            if not 0 <= n < len(self.shards):
                 break
             if n not in stores:
-                place = self._shards[n]
-                stores[n] = await transports.connect(place.url.raw, **place.options, migrate=False, pool_size=1)
-            left = await stores[n].record_outcomes(self._stream, outcomes)
+                place = self.shards[n]
+                stores[n] = await transports.connect(place.url.raw, **place.store_options, migrate=False, pool_size=1)
+            left = await stores[n].streams.record(self.stream, outcomes)
             if not left:
                 break
             unknown = set(left)
@@ -106,13 +110,13 @@ class _Recorder:
         return left
 
 
-def _outcomes(batch: pyarrow.RecordBatch) -> dict[int | None, list[Recorded]]:
+def _outcomes(batch: pyarrow.RecordBatch) -> dict[int | None, list[RecordedOutcome]]:
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
     nothing = [None] * batch.num_rows
-    by_shard: dict[int | None, list[Recorded]] = {}
+    by_shard: dict[int | None, list[RecordedOutcome]] = {}
     for id_, outcome, delay, reason, shard in zip(
         columns["id"], columns["outcome"], *(columns.get(name, nothing) for name in _OPTIONAL), strict=True
     ):
-        seconds = None if delay is None else float(delay)  # Spark's own numbers with a point are decimals
-        by_shard.setdefault(shard, []).append(Recorded(check_id(id_), outcome, seconds, reason))
+        seconds = None if delay is None else float(delay)  # Spark's literals with a decimal point are decimals
+        by_shard.setdefault(shard, []).append(RecordedOutcome(check_id(id_), outcome, seconds, reason))
     return by_shard

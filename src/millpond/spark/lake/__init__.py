@@ -1,15 +1,29 @@
-"""The lake: the archive as Parquet files, written by Spark, with a manifest that says which files there are.
+"""The lake: the archive as a Delta table, whose Parquet files Spark's executors write.
 
-See docs/how-to/lake.md. Nothing of Spark is imported before it is used, so that people who read a lake with other
-tools need neither Spark nor Java.
+See docs/how-to/lake.md. PySpark is imported only when it is used: reading a lake with other tools needs neither Spark
+nor Java.
 """
 
 from __future__ import annotations
 
-from millpond.spark.lake.check import Checked, check
 from millpond.spark.lake.compact import Compacted, compact
 from millpond.spark.lake.export import Exported, export
-from millpond.spark.lake.read import files, read
+from millpond.spark.lake.migrate import Migrated, migrate
+from millpond.spark.lake.read import files, read, unreadable
 from millpond.spark.lake.schedule import run
+from millpond.spark.lake.verify import Checked, check
 
-__all__ = ["Checked", "Compacted", "Exported", "check", "compact", "export", "files", "read", "run"]
+__all__ = [
+    "Checked",
+    "Compacted",
+    "Exported",
+    "Migrated",
+    "check",
+    "compact",
+    "export",
+    "files",
+    "migrate",
+    "read",
+    "run",
+    "unreadable",
+]

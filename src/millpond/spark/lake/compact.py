@@ -1,133 +1,152 @@
-"""Compaction: many small files of a queue and day become one, and what nobody needs any more is deleted.
+"""Compaction: many small files of a day become few large ones, and files that are no longer needed are deleted.
 
-A commit replaces the small files by the large one, so that every reader sees each row once, before and after. The
-small ones stay on the disk for a day: a reader may have begun with them.
+One commit replaces the small files by the large ones: every reader sees each row once, before and after. Exports may
+run at the same time. The small files stay for a week, because a reader may have begun with them.
+
+Executors merge, not `deltalake.optimize`: that one runs on the driver alone. It also cuts the greatest time of a file
+to milliseconds, so a reader must know that rows of the file may be later.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from millpond.clock import SECOND, SystemClock
 from millpond.spark.lake.body import Decoder
-from millpond.spark.lake.manifest import FOLDER, File, Lake
-from millpond.spark.lake.parquet import Writers, file_schema
-from millpond.spark.lake.tasks import written_by_tasks
+from millpond.spark.lake.files import File
+from millpond.spark.lake.on_executors import check_written, run_on_executors
+from millpond.spark.lake.storage import Storage, storage_of
+from millpond.spark.lake.table import KEEP, Lake, LakeChanged
+from millpond.spark.lake.writers import Writers, file_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
 LARGE = 128 << 20
-"""Bytes of a file that is left as it is, and at most of one that is made."""
-KEEP = 86_400 * SECOND
+"""Bytes: the size limit of a merged file. Files of at least half this size are not merged."""
 _AT_ONCE = 10_000
-"""Files that one compaction replaces; the rest is for the next."""
+"""Maximum number of files that one compaction replaces."""
+_TRIES = 20
+
+Small = tuple[str, str, int]
+"""Path, day and size of a file."""
 
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a compaction has done."""
+    """Result of a compaction."""
 
     replaced: int
-    by: int
+    written: int
     deleted: int
-    """Files that nobody needs any more: replaced long ago, or never committed."""
+    """Number of deleted files: replaced long ago, or never committed."""
+
+    def summary(self) -> str:
+        return f"{self.replaced:,} small files became {self.written:,}; {self.deleted:,} unneeded files deleted"
 
 
-def compact(spark: SparkSession, path: str | os.PathLike[str], *, large: int = LARGE, keep: int = KEEP) -> Compacted:
-    """Merge small files, as its only writer; an export that runs at the same time is fenced."""
-    lake = Lake(path)
-    lake.open()
-    return compact_opened(spark, lake, large=large, keep=keep)
-
-
-def compact_opened(
-    spark: SparkSession, lake: Lake, *, large: int = LARGE, keep: int = KEEP, fewest: int = 2
+def compact(
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    *,
+    large: int = LARGE,
+    fewest: int = 2,
+    keep: timedelta | None = KEEP,
+    storage_options: Mapping[str, str] | None = None,
 ) -> Compacted:
-    """By who has opened the lake already; `fewest` files are worth the trouble of merging them."""
-    groups = small_files(lake.state.files.values(), large, fewest)
-    merges = [Merge(str(lake.root), lake.state.epoch, group) for group in groups]
-    do = partial(merge, decoder=Decoder(lake.state.body) if lake.state.body else None)
-    made = written_by_tasks(spark, lake, do, merges)
-    gone = _unneeded(lake, keep)
-    for path in gone:
-        (lake.root / path).unlink(missing_ok=True)
-    replaced = [file.path for group in groups for file in group]
-    forgotten = [path for path in gone if path in lake.state.removed]
-    if replaced or forgotten:
-        lake.commit("compact", added=made, removed=replaced, forgotten=forgotten)
-    lake.trim()
-    return Compacted(replaced=len(replaced), by=len(made), deleted=len(gone))
+    """Merge small files, and delete files that were replaced or never committed before `keep`; None deletes nothing.
+
+    `fewest` is the minimum number of files to merge. A shorter `keep` than the longest export destroys that export.
+    """
+    storage = storage_of(path, storage_options)
+    lake = Lake.open(storage)
+    groups = small_files(lake.sizes(), large, fewest)
+    do = partial(merge, storage=storage, decoder=Decoder(lake.body) if lake.body else None)
+    made = run_on_executors(spark, do, groups, Merged)
+    check_written(storage, (file for one in made for file in one.files))
+    replaced = [small for group in groups for small in group]
+    added = [file for one in made for file in one.files]
+    if replaced:
+        _replace(storage, replaced, added)
+    gone = [] if keep is None else Lake.open(storage).unused(int(keep.total_seconds() // 3600))
+    for unused in gone:
+        storage.delete(unused)
+    return Compacted(replaced=len(replaced), written=len(added), deleted=len(gone))
 
 
-def small_files(files: Iterable[File], large: int, fewest: int) -> list[list[File]]:
-    """Groups of files that together make one: of the same queue, day and shard, the oldest first."""
-    by_place: dict[tuple[str, str, int], list[File]] = {}
-    for file in sorted(files, key=lambda file: (file.day, file.first_us, file.path)):
-        if file.size < large // 2:
-            by_place.setdefault((file.queue, file.day, file.shard), []).append(file)
-    groups: list[list[File]] = []
-    for small in by_place.values():
-        group: list[File] = []
-        for file in small:
-            if group and sum(one.size for one in group) + file.size > large:
+def _replace(storage: Storage, replaced: Sequence[Small], added: Sequence[File]) -> None:
+    for tried in range(_TRIES):
+        try:
+            return Lake.open(storage).replace(replaced, added)
+        except LakeChanged:  # an export was committed between the two steps
+            if tried == _TRIES - 1:
+                raise
+
+
+def small_files(files: Iterable[Small], large: int, fewest: int) -> list[list[Small]]:
+    """Groups of at least two files to merge, of the same day. Each becomes one file."""
+    by_day: dict[str, list[Small]] = {}
+    for small in sorted(files):
+        if small[2] < large // 2:
+            by_day.setdefault(small[1], []).append(small)
+    groups: list[list[Small]] = []
+    for _, files_of_day in sorted(by_day.items()):
+        group: list[Small] = []
+        for small in files_of_day:
+            if group and sum(one[2] for one in group) + small[2] > large:
                 groups.append(group)
                 group = []
-            group.append(file)
+            group.append(small)
         groups.append(group)
     chosen, count = [], 0
     for group in groups:
-        if len(group) >= fewest and count + len(group) <= _AT_ONCE:
+        if len(group) >= max(2, fewest) and count + len(group) <= _AT_ONCE:
             chosen.append(group)
             count += len(group)
     return chosen
 
 
-def _unneeded(lake: Lake, keep: int) -> list[str]:
-    """Files replaced so long ago, and those of earlier writers that no entry names: these can commit no more."""
-    before = SystemClock().now() - keep
-    gone = [path for path, at in lake.state.removed.items() if at <= before]
-    known = lake.state.files.keys() | lake.state.removed.keys()
-    # Once is enough for each writer: what it leaves itself is for the next one.
-    for path in () if lake.swept else lake.root.glob("*/*/*.parquet"):
-        name = str(path.relative_to(lake.root))
-        epoch = path.name.partition("-")[0]
-        if name not in known and not name.startswith(FOLDER) and epoch.isdigit() and int(epoch) < lake.state.epoch:
-            gone.append(name)
-    lake.swept = True
-    return gone
+class Merged(msgspec.Struct, frozen=True):
+    """Result of one task."""
+
+    files: list[File]
 
 
-@dataclass(frozen=True)
-class Merge:
-    root: str
-    epoch: int
-    files: Sequence[File]
+def merge(files: Sequence[Small], storage: Storage, decoder: Decoder | None) -> Merged:
+    """Merge one group, in a task.
+
+    The result does not end by its size, which would be that of rows in memory: compressed, it may be small again, and
+    every compaction would rewrite it.
+    """
+    schema = file_schema(decoder)
+    with Writers(storage, decoder, end_by_size=False) as out:
+        for path, _, _ in files:
+            for batch in read_file(storage, path, schema):
+                out.add_file_rows(batch)
+    return Merged(out.files)
 
 
-def merge(work: Merge, decoder: Decoder | None) -> list[File]:
-    """In a task."""
+def read_file(storage: Storage, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of a file of any age, in batches of bounded size."""
     import pyarrow.parquet as pq
 
-    first = work.files[0]
-    out = Writers(Path(work.root), work.epoch, first.shard, decoder)
-    with out:
-        for file in work.files:
-            with pq.ParquetFile(Path(work.root) / file.path) as source:
-                for batch in source.iter_batches(batch_size=1 << 14):
-                    out.add_whole(first.queue, conform(batch, file_schema(decoder)))
-    return out.files
+    with pq.ParquetFile(storage.source(path)) as source:
+        for number in range(source.num_row_groups):
+            # Each alone, because a batch would have rows of several ones: gigabytes of long bodies.
+            for batch in source.iter_batches(batch_size=1 << 14, row_groups=[number]):
+                yield _conform(batch, schema)
 
 
-def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows of an older file, with nulls for what it does not have."""
+def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows of an older file, with nulls for missing columns.
+
+    Not by concat_tables: filling fields of a struct (apache/arrow#44587) is newer than the oldest pyarrow we allow.
+    """
     import pyarrow as pa
 
     arrays = []

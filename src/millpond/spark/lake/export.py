@@ -1,55 +1,67 @@
-"""Export: what was archived since the last one, of every shard, as one commit of the lake.
+"""Export: all messages archived since the last export, from every shard, as one commit of the lake.
 
-    1. open the lake, which fences whoever wrote before, and enter it in each database, so that purge waits for it
-    2. close a stretch of each archive: nothing will appear in it any more
-    3. executors fetch it and write Parquet files
-    4. commit: the files, and how far each shard was exported, are one entry of the lake's log
-    5. note in each database what the lake holds now
+    1. read the lake's log once; enter the lake in each database: from then on purge waits for it
+    2. close a range of each archive: no further message will appear in it
+    3. executors read it and write Parquet files
+    4. commit: the files and the progress of each shard are one entry of the lake's log
+    5. record in each database the ranges that the lake holds, with their numbers of messages
 
-Whatever dies, wherever: before 4 nothing has happened but orphan files, and after it 5 is done by the next export.
+After a crash before 4 there are only orphan files. After a crash after 4 the next export does 5, with numbers from the
+lake. If another export commits between 1 and 4, this one begins again at 1.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from millpond.spark.lake.body import INFER, SAMPLE, Decoder, given, inferred
-from millpond.spark.lake.manifest import Lake
-from millpond.spark.lake.tasks import written_by_tasks
-from millpond.spark.lake.write import Work, export_slice
-from millpond.spark.options import Options, Shard
+from millpond.checks import integer
+from millpond.clock import Seconds, monotonic
+from millpond.errors import LakeDamaged, LakeFenced
+from millpond.loop import gather_all, outside_loop
+from millpond.seam.arrow import Column, Kind
+from millpond.spark.lake.body import INFER, SAMPLE, Decoder, infer_fields, parse_fields
+from millpond.spark.lake.export_task import RedactBody, SliceExported, Work, export_slice, redacted
+from millpond.spark.lake.files import Progress
+from millpond.spark.lake.on_executors import check_written, run_on_executors
+from millpond.spark.lake.ranges import pieces
+from millpond.spark.lake.storage import Storage, storage_of
+from millpond.spark.lake.table import LONGEST, Lake, LakeChanged
+from millpond.spark.lake.writers import file_schema
+from millpond.spark.options import SparkOptions, SparkShard
+from millpond.table_prefix import TABLE_PREFIX
 from millpond.transports import connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from millpond.transports.database.exports import Closed
-    from millpond.transports.database.store import DatabaseStore
+    from millpond.seam.exports import ClosedUntil
+    from millpond.seam.transport import Transport
 
 T = TypeVar("T")
 
+MARGIN = 60.0
+"""Seconds before now at which an export ends. A failover to a clock that is behind by less loses nothing."""
+_TRIES = 5
 _SOME_CORES = 4
-_STORE: dict[str, Any] = {"migrate": False, "pool_size": 1, "call_timeout": 3600}
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
-    """What an export has added to the lake."""
+    """Result of an export."""
 
     rows: int
     files: int
     size: int
     until_us: Mapping[int, int]
-    """Of each shard: everything archived before this moment is in the lake."""
+    """Shard -> time before which all archived messages are in the lake."""
     held: Sequence[int] = ()
-    """Shards where a transaction that is not committed keeps back what was archived after it began."""
+    """Shards where an open transaction holds back messages that were archived after it began."""
 
 
 def export(
@@ -58,158 +70,225 @@ def export(
     url: str | None = None,
     *,
     schema: str | None = None,
-    table_prefix: str = "",
+    table_prefix: str = TABLE_PREFIX,
     decode: str | None = None,
+    redact: RedactBody | None = None,
+    margin: Seconds | None = None,
+    connections: int | None = None,
+    pooler: bool = False,
+    storage_options: Mapping[str, str] | None = None,
 ) -> Exported:
-    """Bring a lake up to date with the archives of its databases; it is made if there is none.
+    """Bring a lake up to date with the archives of its databases; it is created if missing.
 
-    `url` names the database, or several as shards, separated by white space, in an order that must stay; without it
-    MILLPOND_URL does. `decode` makes columns of JSON bodies: "sku bigint, price double", or "infer". What a lake has
-    decoded once it goes on decoding.
+    `url` names the database, or several as shards, separated by white space, in an order that must not change; the
+    default is MILLPOND_URL. `decode` makes columns from JSON bodies: "sku bigint, price double", or "infer". A lake
+    keeps decoding the fields it has once decoded. `redact(queue, body)` returns the body for the lake; a body for which
+    it fails is empty there. `margin` is the age of the youngest exported messages; the default is a minute.
+    `connections` is the maximum number of connections of executors to the databases; `pooler` is true if they pass a
+    pooler in transaction mode. `storage_options` are those of `deltalake` for object stores.
     """
 
     def do() -> Exported:
-        exporter = Exporter(spark, path, shards_of(url, schema, table_prefix), decode=decode)
+        shards, storage = shards_of(url, schema, table_prefix, pooler=pooler), storage_of(path, storage_options)
+        given: dict[str, Any] = {"decode": decode, "redact": redact, "margin": margin, "connections": connections}
+        exporter = Exporter(spark, storage, shards, **given)
         try:
             return exporter.export()
         finally:
             exporter.close()
 
-    return beside_the_loop(do)
+    return outside_loop(do)
 
 
-def shards_of(url: str | None, schema: str | None, table_prefix: str) -> list[Shard]:
-    given = {"url": url, "schema": schema, "tablePrefix": table_prefix or None}
-    return Options({name: value for name, value in given.items() if value is not None}, (), of="an export").shards()
-
-
-def beside_the_loop(do: Callable[[], T]) -> T:
-    """In this thread, or in one of its own where this one runs an event loop, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return do()
-    with ThreadPoolExecutor(1, "millpond-lake") as pool:
-        return pool.submit(do).result()
+def shards_of(url: str | None, schema: str | None, table_prefix: str, *, pooler: bool = False) -> list[SparkShard]:
+    given = {"url": url, "schema": schema, "tablePrefix": table_prefix, "pooler": "true" if pooler else None}
+    return SparkOptions(
+        {name: value for name, value in given.items() if value is not None}, (), of="an export"
+    ).shards()
 
 
 class Exporter:
-    """The one who exports to a lake, once or again and again, until another one opens it."""
+    """Exports to a lake, once or repeatedly."""
+
+    store_options: Mapping[str, Any] = {"migrate": False, "pool_size": 1, "call_timeout": 3600}
 
     def __init__(
         self,
         spark: SparkSession,
-        path: str | os.PathLike[str],
-        shards: Sequence[Shard],
+        storage: Storage,
+        shards: Sequence[SparkShard],
         *,
         decode: str | None = None,
+        redact: RedactBody | None = None,
+        margin: Seconds | None = None,
+        connections: int | None = None,
     ) -> None:
+        self.storage = storage
         self._spark = spark
         self._decode = decode
+        self._redact = redact
+        self._margin = MARGIN if margin is None else margin
+        self._connections = None if connections is None else integer(connections, "connections", 1)
         self._shards = shards
         self._runner = asyncio.Runner()
-        self._stores: list[DatabaseStore] = []
-        self.lake = Lake.create(path)
-        self._epoch = 0
+        self._stores: list[Transport] = []
 
     def export(self) -> Exported:
-        self.opened()
-        since = self.lake.state.until
-        closed: list[Closed] = self._each(lambda store, shard: store.close_archive(since.get(shard.number)))
-        until = {
-            shard.number: max(one.until_us, since.get(shard.number, one.until_us))
-            for shard, one in zip(self._shards, closed, strict=True)
-        }
+        for _ in range(_TRIES):
+            try:
+                return self._export(self.open())
+            except LakeChanged as e:
+                last = e
+        raise LakeFenced(
+            f"other exports or changes of the lake {self.storage.root} came first {_TRIES} times, and this one has "
+            f"committed nothing. Run one export of a database at a time. The last answer: {last}"
+        )
+
+    def _export(self, lake: Lake) -> Exported:
+        began = monotonic()
+        since = {shard.number: lake.until(shard.number) for shard in self._shards}
+        closed: list[ClosedUntil] = self._each(
+            lambda store, shard: store.exports.close_archive(since[shard.number], margin=self._margin)
+        )
+        until = {shard.number: one.until_us for shard, one in zip(self._shards, closed, strict=True)}
         works = self._plan(since, until)
-        fields = self._new_fields(works)
-        body = {**self.lake.state.body, **fields}
-        do = partial(export_slice, decoder=Decoder(body) if body else None)
-        files = written_by_tasks(self._spark, self.lake, do, works)
+        if fields := self._new_fields(works, lake.body):
+            lake.add_fields(fields)
+        decoder = Decoder(lake.body) if lake.body else None
+        do = partial(export_slice, storage=self.storage, decoder=decoder, redact=self._redact)
+        done = run_on_executors(self._spark, do, works, SliceExported, at_once=self._connections)
+        files = [file for one in done for file in one.files]
+        check_written(self.storage, files)
+        if monotonic() - began > LONGEST.total_seconds():
+            raise LakeChanged("the export took days, and a compaction may have deleted its first files")
         if files:
-            self.lake.commit("export", added=files, until=until, body=fields)
-            self._note()
+            by_minute = {number: _sum(one.by_minute for one in done if one.shard == number) for number in until}
+            counts = {number: sum(rows.values()) for number, rows in by_minute.items()}
+            progress = {number: Progress(since[number], time, counts[number]) for number, time in until.items()}
+            lake.export(files, progress)
+            self._each(
+                lambda store, shard: store.exports.advance(
+                    lake.id, pieces(since[shard.number], until[shard.number], by_minute[shard.number])
+                )
+            )
+        found = {shard.number: lake.until(shard.number) for shard in self._shards}
         return Exported(
             rows=sum(file.rows for file in files),
             files=len(files),
             size=sum(file.size for file in files),
-            until_us=self.lake.state.until,
+            until_us={number: time for number, time in found.items() if time is not None},
             held=[shard.number for shard, one in zip(self._shards, closed, strict=True) if one.held],
         )
 
     def purge(self, *, older_than: float | None = None) -> int:
-        """Delete from the archives what retention, or this many seconds, allows and the lake holds."""
-        self.opened()
-        return sum(self._each(lambda store, _: store.purge(older_than=older_than)))
+        """Delete archived messages that the lake holds and that retention, or an age in seconds, allows."""
+        self.open()
+        return sum(self._each(lambda store, _: store.operations.purge(older_than=older_than)))
 
-    def opened(self) -> Lake:
-        """The lake, of which this is the one writer."""
-        if self._epoch:
-            return self.lake
+    def open(self) -> Lake:
+        """The lake as its log shows it now, created if missing, and entered in the databases."""
         if not self._stores:
             self._stores = self._run(self._connect())
-        epoch = self.lake.open()
-        until = self.lake.state.until
-        self._each(
-            lambda store, shard: store.open_export(
-                self.lake.id, shard=shard.number, path=str(self.lake.root), until=until.get(shard.number)
+        before = None
+        while True:
+            lake = Lake.create(self.storage, file_schema(None))
+            try:
+                self._enter(lake)
+            except LakeDamaged:
+                # The databases know more than the log had: another export has committed since, or the log is damaged.
+                if lake.version == before:
+                    raise
+                before = lake.version
+            else:
+                return lake
+
+    def _enter(self, lake: Lake) -> None:
+        recorded = self._each(
+            lambda store, shard: store.exports.open(
+                lake.id, shard=shard.number, path=self.storage.root, until=lake.until(shard.number)
             )
         )
-        self._epoch = epoch
-        return self.lake
+        behind = dict(zip((shard.number for shard in self._shards), recorded, strict=True))
+        self._each(lambda store, shard: self._catch_up(store, lake, shard.number, behind[shard.number]))
 
-    def _plan(self, since: Mapping[int, int], until: Mapping[int, int]) -> list[Work]:
-        from millpond.transports.database.fetch import check, closed
+    async def _catch_up(self, store: Transport, lake: Lake, shard: int, recorded: int | None) -> None:
+        """Record ranges that an export has committed before it died."""
+        until = lake.until(shard)
+        if until is not None and (recorded is None or recorded < until):
+            by_minute = await asyncio.to_thread(lake.count_by_minute, shard, recorded, until)
+            await store.exports.advance(lake.id, pieces(recorded, until, by_minute))
 
-        # As many as there are cores, so that all of them work; over Spark Connect nobody tells how many.
+    def _plan(self, since: Mapping[int, int | None], until: Mapping[int, int]) -> list[Work]:
+        # One slice per core. The number of cores is unknown over Spark Connect.
         context = getattr(self._spark, "sparkContext", None)
         cores = _SOME_CORES if context is None else context.defaultParallelism
-        parallel = max(1, cores // len(self._shards))
+        parallel = max(1, min(cores, self._connections or cores) // len(self._shards))
         found = []
         for shard in self._shards:
-            if until[shard.number] == since.get(shard.number):
+            if until[shard.number] == since[shard.number]:
                 continue
-            with shard.fetcher() as fetcher:
-                check(fetcher, shard.url)
-                slices = closed.slices(fetcher, since.get(shard.number), until[shard.number], parallel)
-            found += [Work(str(self.lake.root), self._epoch, shard, part) for part in slices]
+            with shard.open_reader() as reader:
+                reader.check()
+                slices = reader.closed_slices(since[shard.number], until[shard.number], parallel)
+            found += [Work(shard, part) for part in slices]
         return found
 
-    def _new_fields(self, works: Sequence[Work]) -> dict[str, str]:
-        known = self.lake.state.body
+    def _new_fields(self, works: Sequence[Work], known: Mapping[str, str]) -> dict[str, str]:
         if self._decode is None:
             return {}
-        return inferred(_sample(works), known) if self._decode == INFER else given(self._decode, known)
+        return (
+            infer_fields(_sample(works, self._redact), known)
+            if self._decode == INFER
+            else parse_fields(self._decode, known)
+        )
 
-    def _note(self) -> None:
-        until = self.lake.state.until
-        self._each(lambda store, shard: store.note_export(self.lake.id, until[shard.number]))
-
-    def _each(self, do: Callable[[DatabaseStore, Shard], Coroutine[Any, Any, T]]) -> list[T]:
+    def _each(self, do: Callable[[Transport, SparkShard], Coroutine[Any, Any, T]]) -> list[T]:
         async def all_() -> list[T]:
-            return await asyncio.gather(*map(do, self._stores, self._shards))
+            return await gather_all(map(do, self._stores, self._shards))
 
         return self._run(all_())
 
-    async def _connect(self) -> list[Any]:
-        return await asyncio.gather(*(connect(shard.url.raw, **shard.options, **_STORE) for shard in self._shards))
+    async def _connect(self) -> list[Transport]:
+        """A store of each shard; if one does not answer, those of the others are closed again."""
+        found = await asyncio.gather(
+            *(connect(shard.url.raw, **shard.store_options, **self.store_options) for shard in self._shards),
+            return_exceptions=True,
+        )
+        stores = [store for store in found if not isinstance(store, BaseException)]
+        for error in found:
+            if isinstance(error, BaseException):
+                await asyncio.gather(*(store.close() for store in stores), return_exceptions=True)
+                raise error
+        return stores
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
 
     def close(self) -> None:
+        async def all_() -> None:
+            await gather_all(store.close() for store in stores)
+
         stores, self._stores = self._stores, []
-        for store in stores:
-            self._run(store.close())
-        self._runner.close()
+        try:
+            self._run(all_())
+        finally:
+            self._runner.close()
 
 
-def _sample(works: Sequence[Work]) -> Iterator[bytes]:
-    """Some bodies of every slice."""
-    from millpond.transports.database.fetch import Column, Kind
+def _sum(counts: Iterable[Mapping[int, int]]) -> dict[int, int]:
+    total: dict[int, int] = {}
+    for one in counts:
+        for minute, rows in one.items():
+            total[minute] = total.get(minute, 0) + rows
+    return total
 
-    payload = [Column("payload", Kind.BYTES, "payload")]
+
+def _sample(works: Sequence[Work], redact: RedactBody | None) -> Iterator[bytes]:
+    """The first bodies of every slice."""
+    columns = [Column("queue", Kind.TEXT, "queue"), Column("payload", Kind.BYTES, "payload")]
     for work in works:
-        with work.shard.fetcher() as fetcher:
-            batches = (batch for piece in work.slice for batch in fetcher.read(piece, payload))
-            payloads = (payload for batch in batches for payload in batch.column(0).to_pylist())
+        with work.shard.open_reader() as reader:
+            batches = reader.read(work.slice, columns)
+            redacted_batches = batches if redact is None else (redacted(batch, redact) for batch in batches)
+            payloads = (payload for batch in redacted_batches for payload in batch.column(1).to_pylist())
             yield from islice(payloads, SAMPLE)

@@ -1,20 +1,26 @@
-"""The steps of a lake again and again, in one long-lived Spark application, until told to stop."""
+"""Runs the steps of a lake on a schedule, in one Spark application, until stopped."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from millpond.clock import as_datetime, monotonic
-from millpond.errors import InvalidOption, StoreError
-from millpond.spark.lake.compact import compact_opened
-from millpond.spark.lake.export import Exported, Exporter, beside_the_loop, shards_of
-from millpond.spark.options import Shard
+from millpond.clock import Seconds, SystemClock, as_datetime, monotonic, utc_text
+from millpond.errors import InvalidOption, LakeError, StoreError
+from millpond.loop import outside_loop
+from millpond.spark.lake.compact import compact
+from millpond.spark.lake.export import Exported, Exporter, shards_of
+from millpond.spark.lake.export_task import RedactBody
+from millpond.spark.lake.storage import Storage, storage_of
+from millpond.spark.lake.table import KEEP
+from millpond.spark.options import SparkShard, database_options
+from millpond.table_prefix import TABLE_PREFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,9 +29,12 @@ log = logging.getLogger("millpond.lake")
 
 STEPS = ("export", "purge", "compact", "report")
 _FEWEST = 8
-"""Small files of a queue and day that are merged: with two, every round would write all of the day again."""
-Tell = Callable[[str, str], None]
-"""Told the step and what came of it."""
+"""Minimum number of small files to merge: with two, every round would rewrite the whole day."""
+_SWEEP_EVERY = 86_400.0
+"""Seconds between two searches for files that no commit needs: each lists the whole lake."""
+_REPORTED = timedelta(days=7)
+OnStep = Callable[[str, str], None]
+"""Called with the step and a summary of its result."""
 
 
 def run(
@@ -37,99 +46,114 @@ def run(
     every: timedelta = timedelta(minutes=10),
     rounds: int | None = None,
     stop: threading.Event | None = None,
-    tell: Tell | None = None,
+    on_step: OnStep | None = None,
     report_to: str | os.PathLike[str] | None = None,
     schema: str | None = None,
-    table_prefix: str = "",
+    table_prefix: str = TABLE_PREFIX,
     decode: str | None = None,
+    redact: RedactBody | None = None,
+    margin: Seconds | None = None,
+    report_on: timedelta = _REPORTED,
+    connections: int | None = None,
+    pooler: bool = False,
+    storage_options: Mapping[str, str] | None = None,
 ) -> None:
-    """Do the steps, all unless some are named, then again so long after they began; `rounds` limits how often.
+    """Run the steps, by default all of them, then again `every` after they began; `rounds` is the maximum number.
 
-    `report_to` is the folder of the report: `report.html`, and a Parquet file for each table. Without it there is none.
+    `report_to` is the folder of the report: `report.html`, and a Parquet file for each table. Without it there is no
+    report. It covers the messages settled in the time `report_on` before the step, by default a week.
 
-    A step that fails because of a database, or in a task, is told, and tried again in the next round: nothing is lost.
-    When `stop` is set the step under way is finished, and that is all. Being fenced ends it with `LakeFenced`.
+    A step that fails because of a database or the lake, or in a task, is passed to `on_step` and repeated in the next
+    round: nothing is lost. When `stop` is set, the current step is finished.
     """
     steps = steps or [step for step in STEPS if step != "report" or report_to is not None]
     if unknown := [step for step in steps if step not in STEPS]:
         raise InvalidOption(f"a lake's steps are {', '.join(STEPS)}; not {', '.join(unknown)}")
     if "report" in steps and report_to is None:
         raise InvalidOption("the step report needs a folder to write to: report_to, --report-to DIR")
-    shards, told_to_stop = shards_of(url, schema, table_prefix), stop or threading.Event()
+    shards, stopping = shards_of(url, schema, table_prefix, pooler=pooler), stop or threading.Event()
+    storage = storage_of(path, storage_options)
 
     def go_on() -> None:
-        job = _Job(Exporter(spark, path, shards, decode=decode), spark, Path(report_to or "."), shards)
+        given: dict[str, Any] = {"decode": decode, "redact": redact, "margin": margin, "connections": connections}
+        exporter = Exporter(spark, storage, shards, **given)
+        job = _Job(exporter, spark, storage, Path(report_to or "."), report_on, shards)
         done = 0
         try:
-            while not told_to_stop.is_set() and done != rounds:
+            while not stopping.is_set() and done != rounds:
                 began = monotonic()
                 for step in steps:
-                    if not told_to_stop.is_set():
-                        _do(job, step, tell or _log)
+                    if not stopping.is_set():
+                        _do(job, step, on_step or _log)
                 done += 1
                 if done != rounds:
-                    told_to_stop.wait(max(0.0, began + every.total_seconds() - monotonic()))
+                    stopping.wait(max(0.0, began + every.total_seconds() - monotonic()))
         finally:
             job.exporter.close()
 
-    beside_the_loop(go_on)
+    outside_loop(go_on)
 
 
-def _do(job: _Job, step: str, tell: Tell) -> None:
+def _do(job: _Job, step: str, on_step: OnStep) -> None:
     from pyspark.errors import PySparkException
 
     try:
-        tell(step, getattr(job, step)())
-    except StoreError as e:
-        tell(step, f"not now: {e}")
-    except PySparkException as e:  # a task failed, and so often that Spark gave up
-        tell(step, f"not now: Spark says: {' '.join(str(e).strip().splitlines()[-1:])}")
+        on_step(step, getattr(job, step)())
+    except (StoreError, LakeError, OSError) as e:
+        on_step(step, f"postponed: {e}")
+    except PySparkException as e:  # a task failed so often that Spark gave up
+        on_step(step, f"postponed: Spark: {' '.join(str(e).strip().splitlines()[-1:])}")
 
 
 def _log(step: str, what: str) -> None:
     log.info("%s: %s", step, what, extra={"event": "Lake", "step": step})
 
 
+@dataclass
 class _Job:
-    """Each step, and what it says of itself."""
+    """A method for each step; each returns a summary."""
 
-    def __init__(self, exporter: Exporter, spark: SparkSession, report_to: Path, shards: Sequence[Shard]) -> None:
-        self.exporter = exporter
-        self._spark = spark
-        self._report_to = report_to
-        self._shards = shards
+    exporter: Exporter
+    spark: SparkSession
+    storage: Storage
+    report_to: Path
+    report_on: timedelta
+    shards: Sequence[SparkShard]
+    swept_at: float | None = None
 
     def export(self) -> str:
-        return told(self.exporter.export())
+        return summary(self.exporter.export())
 
     def purge(self) -> str:
         return f"{self.exporter.purge():,} messages deleted that the lake holds"
 
     def compact(self) -> str:
-        done = compact_opened(self._spark, self.exporter.opened(), fewest=_FEWEST)
-        return f"{done.replaced:,} small files became {done.by:,}; {done.deleted:,} deleted that nobody needs"
+        sweep = self.swept_at is None or monotonic() - self.swept_at > _SWEEP_EVERY
+        keep = KEEP if sweep else None
+        done = compact(self.spark, self.storage.root, fewest=_FEWEST, keep=keep, storage_options=self.storage.options)
+        self.swept_at = monotonic() if sweep else self.swept_at
+        return done.summary()
 
     def report(self) -> str:
         from millpond.spark.report import report_on
 
-        given = {"url": " ".join(shard.url.raw for shard in self._shards), "schema": self._shards[0].schema}
-        given["tablePrefix"] = self._shards[0].table_prefix
-        database = {name: value for name, value in given.items() if value}
-        found = report_on(self._spark, lake=str(self.exporter.lake.root), database=database)
-        found.write_tables(self._report_to)
-        return f"written to {found.write_page(self._report_to / 'report.html')}"
+        since = as_datetime(SystemClock().now()) - self.report_on
+        source: dict[str, Any] = {"lake": self.storage.root, "storage_options": self.storage.options}
+        found = report_on(self.spark, **source, database=database_options(self.shards), since=since)
+        found.write_tables(self.report_to)
+        return f"written to {found.write_page(self.report_to / 'report.html')}"
 
 
-def told(exported: Exported) -> str:
+def summary(exported: Exported) -> str:
     """
-    >>> told(Exported(rows=1200, files=2, size=52_428_800, until_us={0: 1_000_000}))
-    '1,200 messages in 2 files, 50.0 MiB; the lake holds what was archived before 1970-01-01T00:00:01Z'
+    >>> summary(Exported(rows=1200, files=2, size=52_428_800, until_us={0: 1_000_000}))
+    '1,200 messages in 2 files, 50.0 MiB; the lake holds all messages archived before 1970-01-01T00:00:01Z'
     """
     text = f"{exported.rows:,} messages in {exported.files:,} files, {exported.size / (1 << 20):.1f} MiB"
     if exported.until_us:
-        until = as_datetime(min(exported.until_us.values())).isoformat(timespec="seconds").replace("+00:00", "Z")
-        text += f"; the lake holds what was archived before {until}"
+        until = utc_text(as_datetime(min(exported.until_us.values())), "seconds")
+        text += f"; the lake holds all messages archived before {until}"
     if exported.held:
         which = ", ".join(map(str, exported.held))
-        text += f"; a transaction that is not committed holds back what came after it (shard {which})"
+        text += f"; an open transaction holds back later messages (shard {which})"
     return text

@@ -1,11 +1,11 @@
-"""What happened in the queues, in figures: from the lake or the archive, and from the live messages.
+"""Figures about the queues: from the lake or the archive, and from the live messages.
 
     found = report_on(spark, lake="lake", database={"url": url})   # or report(archive, live) of DataFrames
     found.rows("by_queue")
     found.write_page("report.html")
     found.write_tables("report")
 
-Every figure, and the columns of every table: docs/reference/report.md.
+Every figure and the columns of every table are in docs/reference/report.md.
 """
 
 from __future__ import annotations

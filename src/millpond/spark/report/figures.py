@@ -1,7 +1,7 @@
-"""What every figure of a report is: of one message, of many, and in words.
+"""The figures of a report: formulas for one message and for many, and their descriptions.
 
-The words are those of docs/reference/report.md, which a test compares. Durations are microseconds while Spark
-counts, and seconds in the tables.
+A test compares the descriptions with docs/reference/report.md. Durations are microseconds while Spark counts, and
+seconds in the tables.
 """
 
 from __future__ import annotations
@@ -24,34 +24,31 @@ ARCHIVE_COLUMNS = (
     "last_attempt_at",
     "archived_at",
 )
-"""What a report reads of settled messages, from the lake or the archive."""
-LIVE_COLUMNS = ("queue", "state", "due_at", "deliveries", "attempts")
-"""What a report reads of live messages."""
+"""Columns of settled messages that a report reads, from the lake or the archive."""
+LIVE_COLUMNS = ("queue", "state", "due_at", "crashes")
+"""Columns of live messages that a report reads."""
 
 ERROR_SHOWN = 200
 """Characters of an error in a list."""
 LISTED = 10
-"""So many slowest messages are listed of each queue, and so many poisonous ones."""
-SUSPECT = 2
-"""From so many unfinished deliveries on a message is claimed alone, and listed here."""
+"""Number of slowest messages listed for each queue, and of poisonous ones."""
+POISONOUS = 2
+"""Number of unfinished deliveries from which a settled message is listed here."""
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _SKETCH_SIZE = 2000
-"""Of a KLL sketch: a percentile of up to so many messages is exact, of more it is off by 0.25 % of the ranks."""
+"""Size of a KLL sketch. Percentiles of up to this many messages are exact; of more, off by 0.25 % of the ranks."""
 
 _EXCEPTION = r"^([A-Za-z_][A-Za-z0-9_.]{0,99})(?::|$)"
 
 
-# --- of one message -------------------------------------------------------------------------------------
-
-
 def waiting() -> Column:
-    """Of its last delivery; none if it was cancelled, or never claimed."""
+    """Waiting time before the last delivery; null if the message was cancelled or never claimed."""
     return _unless_negative(f.unix_micros("acquired_at") - f.unix_micros("due_at"))
 
 
 def handling() -> Column:
-    """Of its last attempt; none if the last delivery never ran, as with expired messages."""
+    """Duration of the last attempt; null if the last delivery never ran, as with expired messages."""
     return _unless_negative(f.unix_micros("last_attempt_at") - f.unix_micros("acquired_at"))
 
 
@@ -69,8 +66,8 @@ def exception() -> Column:
     return f.when(failed() & (found != ""), found)
 
 
-def at(every: timedelta) -> Column:
-    """When the period began in which the message was settled, counted from 1970 in UTC."""
+def period_start(every: timedelta) -> Column:
+    """Start of the period in which the message was settled; periods are counted from 1970 in UTC."""
     size = every // timedelta(microseconds=1)
     settled = f.unix_micros("archived_at")
     return f.timestamp_micros(settled - f.pmod(settled, f.lit(size)))
@@ -80,11 +77,8 @@ def _unless_negative(duration: Column) -> Column:
     return f.when(duration >= 0, duration)
 
 
-# --- of many --------------------------------------------------------------------------------------------
-
-
 def sums() -> list[Column]:
-    """Of messages with `facts`."""
+    """Sums over messages with the columns above."""
     return [
         f.count("*").alias("settled"),
         f.count_if(f.col("attempts") > 1).alias("retried"),
@@ -98,8 +92,8 @@ def sums() -> list[Column]:
     ]
 
 
-def sums_of_sums() -> list[Column]:
-    """The same, of groups that were counted already."""
+def merged_sums() -> list[Column]:
+    """The same over groups."""
     counted = ("settled", "retried", "retries", "redeliveries", "unfinished")
     return [
         *(f.sum(name).alias(name) for name in counted),
@@ -111,8 +105,8 @@ def sums_of_sums() -> list[Column]:
     ]
 
 
-def shown() -> list[Column]:
-    """What the tables show of such sums."""
+def table_columns() -> list[Column]:
+    """The columns of the tables, from these sums."""
     return [
         f.col("settled"),
         (f.col("settled") - f.col("failed")).alias("completed"),
@@ -123,7 +117,7 @@ def shown() -> list[Column]:
 
 
 def _percentiles(name: str) -> list[Column]:
-    # An empty sketch has no percentiles: asked for one, it fails.
+    # An empty sketch raises an error instead of a percentile.
     some = f.kll_sketch_get_n_bigint(name) > 0
     found = [
         (suffix, f.when(some, f.kll_sketch_get_quantile_bigint(name, f.lit(rank))))
@@ -135,8 +129,6 @@ def _percentiles(name: str) -> list[Column]:
 def seconds(micros: Column, name: str) -> Column:
     return (micros / 1e6).alias(name)
 
-
-# --- in words -------------------------------------------------------------------------------------------
 
 _PERCENTILES = {
     f"{time}_{suffix}_s": f"{words} of {time} time, in seconds"
@@ -183,6 +175,7 @@ TABLES: dict[str, dict[str, str]] = {
         "first_at": "when the first of them failed",
         "last_at": "when the last of them failed",
         "example_id": "the id of one that failed last",
+        "error": f"the first {ERROR_SHOWN} characters of its last error",
     },
     "slowest": _MESSAGE,
     "poisonous": _MESSAGE,
@@ -193,9 +186,9 @@ TABLES: dict[str, dict[str, str]] = {
         "retryable": "RETRYABLE messages",
         "due": "PENDING and RETRYABLE ones that are due",
         "scheduled": "PENDING and RETRYABLE ones that are not due yet",
-        "suspect": "messages with two or more unfinished deliveries",
+        "suspect": "messages with two or more crashes",
         "oldest_due_at": "when the one that waits longest was due",
         "overdue_s": "how long that is ago, in seconds; null if none is due",
     },
 }
-"""Every table of a report, its columns in order, and what they mean."""
+"""Table -> column -> description, in order."""

@@ -1,5 +1,5 @@
 "use strict";
-// What the page is drawn with. Every text from the data goes through textContent, so that none of it is ever markup.
+// Functions that draw the page. Every text from the data goes through textContent, and is never markup.
 
 const SECOND = 1000, MINUTE = 60 * SECOND, HOUR = 60 * MINUTE, DAY = 24 * HOUR;
 const STEPS = [1, 5, 10, 15, 30].map((n) => n * SECOND).concat([1, 5, 10, 15, 30].map((n) => n * MINUTE),
@@ -185,7 +185,8 @@ function bars(rows) {
       part.style.width = `${value / most * 100}%`;
       return part;
     }));
-    const bar = make("div", { class: "bar" }, make("span", { class: "name" }, row.name), make("span", { class: "value" }, row.text), track);
+    const bar = make("div", { class: "bar" }, make("span", { class: "name" }, row.name), make("span", { class: "value" }, row.text), track,
+      (row.below ?? []).filter(([, text]) => text).map(([kind, text]) => make("span", { class: `below ${kind}` }, text)));
     bar.onpointermove = (event) => showTip(event, row.title, row.lines);
     bar.onpointerleave = hideTip;
     return bar;

@@ -1,4 +1,4 @@
-// What stands where. The data is a report's tables, as docs/reference/report.md describes them.
+// Order of the page's parts. The data is a report's tables, as docs/reference/report.md describes them.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const main = document.getElementById("main");
@@ -75,30 +75,26 @@ function again(rows) {
   });
 }
 
-function failures(title, by, rows, missing) {
-  const made = card(title);
-  const groups = new Map();
-  for (const row of rows) {
-    const group = groups.get(row[by]) ?? { name: row[by] ?? missing, failed: 0, example: row.example_id };
-    group.failed += row.failed;
-    groups.set(row[by], group);
-  }
-  const found = [...groups.values()].sort((a, b) => b.failed - a.failed);
-  if (!found.length) return empty(made, "Nothing failed.");
-  made.append(bars(found.slice(0, LISTED).map((group) => ({
-    name: group.name, parts: [["failed", group.failed]], text: count(group.failed), title: group.name,
-    lines: [["failed", `${count(group.failed)} failed`], [null, `for example ${group.example}`]],
+function failures(rows) {
+  const made = card("What fails");
+  if (!rows.length) return empty(made, "Nothing failed.");
+  made.append(bars(rows.slice(0, LISTED).map((row) => ({
+    name: `${row.queue} · ${row.reason ?? "no reason"}`, parts: [["failed", row.failed]], text: count(row.failed), title: row.reason ?? "no reason",
+    below: [["error", row.error ?? row.exception ?? ""], ["id", `for example ${row.example_id}`]],
+    lines: [[null, row.queue], ["failed", `${count(row.failed)} failed`],
+      [null, `from ${moment(Date.parse(row.first_at))} to ${moment(Date.parse(row.last_at))}`], [null, row.error ?? ""]],
   }))));
-  const rest = found.slice(LISTED).reduce((sum, group) => sum + group.failed, 0);
-  if (rest) made.append(make("p", { class: "note" }, `and ${count(rest)} in ${count(found.length - LISTED)} other groups`));
+  const rest = rows.slice(LISTED).reduce((sum, row) => sum + row.failed, 0);
+  if (rest) made.append(make("p", { class: "note" }, `and ${count(rest)} in ${count(rows.length - LISTED)} other groups`));
   return made;
 }
 
-function slowest(rows, size) {
-  const made = card("Slowest messages", { size, legend: OUTCOMES });
+function slowest(rows) {
+  const made = card("What is slow: the longest handling times", { legend: OUTCOMES });
   if (!rows.length) return empty(made, "No handler ran in this time.");
   made.append(bars(rows.slice(0, LISTED).map((row) => ({
-    name: `${row.queue} · ${row.id}`, parts: [[row.state.toLowerCase(), row.handling_s]], text: duration(row.handling_s), title: row.id,
+    name: row.queue, parts: [[row.state.toLowerCase(), row.handling_s]], text: duration(row.handling_s), title: row.id,
+    below: [["id", row.id]],
     lines: [[null, row.queue], [row.state.toLowerCase(), `${row.state}${row.reason ? `: ${row.reason}` : ""}`],
       [null, `ran ${duration(row.handling_s)}, waited ${duration(row.waiting_s)}`],
       [null, `${count(row.deliveries)} deliveries, ${count(row.attempts)} attempts, ${moment(Date.parse(row.archived_at))}`],
@@ -126,7 +122,8 @@ function backlog(rows) {
   const size = (row) => row.pending + row.retryable + row.processing;
   made.append(bars([...rows].sort((a, b) => size(b) - size(a)).slice(0, LISTED).map((row) => ({
     name: row.queue, parts: kinds.map(({ name, kind }) => [kind, row[name]]),
-    text: row.overdue_s === null ? count(size(row)) : `${count(size(row))}, oldest due ${duration(row.overdue_s)} ago`, title: row.queue,
+    text: count(size(row)), title: row.queue,
+    below: [["", row.overdue_s === null ? "" : `oldest due ${duration(row.overdue_s)} ago`]],
     lines: [...kinds.map(({ name, kind }) => [kind, `${count(row[name])} ${name}`]), [null, `${count(row.due)} due, ${count(row.scheduled)} later`],
       [null, `${count(row.suspect)} suspect`]],
   }))));
@@ -148,11 +145,12 @@ function periods(rows) {
 }
 
 function tiles(row, live) {
-  const tile = (text, name, bad) => make("div", { class: bad ? "tile bad" : "tile" }, make("b", {}, text), make("span", {}, name));
+  const tile = (text, name, bad) => make("div", { class: bad ? "tile bad" : "tile" },
+    make("b", { class: text.length > 9 ? "long" : null }, text), make("span", {}, name));
   const waiting = live?.reduce((sum, one) => sum + one.pending + one.retryable, 0);
   const share = row && row.settled ? `failed (${precise(row.failed / row.settled * 100)} %)` : "failed";
   return make("div", { class: "tiles" }, row ? [
-    tile(count(row.settled), row.per_second === null ? "settled" : `settled (${precise(row.per_second)} per second)`),
+    tile(count(row.settled), row.per_second === null ? "settled" : `settled (${Number(row.per_second.toPrecision(4)).toLocaleString("en")} per second)`),
     tile(count(row.failed), share, row.failed > 0), tile(count(row.retries), `retries of ${count(row.retried)} messages`),
     tile(count(row.redeliveries), "redeliveries"),
     tile(duration(row.waiting_p50_s), `median waiting, p99 ${duration(row.waiting_p99_s)}`),
@@ -169,18 +167,17 @@ function show() {
   const first = throughput(rows);
   if (rows.length) first.append(periods(rows));
   main.replaceChildren(tiles(queue === null ? data.summary : of(data.by_queue)[0] ?? null, live), make("div", { class: "grid" },
-    first, percentiles("waiting", "Waiting time", rows), percentiles("handling", "Handling time", rows), again(rows),
-    slowest(of(data.slowest), live ? "tall" : ""), live ? backlog(live) : null,
-    failures("Failures by reason", "reason", of(data.failures), "no reason"),
-    failures("Failures by exception", "exception", of(data.failures), "no exception"),
-    queues(of(data.by_queue)), poisonous(of(data.poisonous)), data.left_out ? make("p", { class: "note" }, data.left_out) : null));
+    failures(of(data.failures)), slowest(of(data.slowest)), queues(of(data.by_queue)), first,
+    percentiles("waiting", "Waiting time", rows), percentiles("handling", "Handling time", rows),
+    again(rows), live ? backlog(live) : null, poisonous(of(data.poisonous)), data.left_out ? make("p", { class: "note" }, data.left_out) : null));
   renders = renders.map((render) => render());
 }
 
-// --- what the reader chooses -------------------------------------------------------------------------
+// --- choices of the reader ---------------------------------------------------------------------------
 
 chooser.append(make("option", { value: ALL }, "all queues"), ...data.names.map((name, n) => make("option", { value: n }, name)));
 chooser.onchange = show;
+document.getElementById("source").textContent = data.source;
 document.getElementById("scope").textContent = data.scope;
 
 const button = document.getElementById("theme");

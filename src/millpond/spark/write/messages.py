@@ -1,19 +1,22 @@
-"""A DataFrame's rows as messages: the columns are checked once, the values a whole Arrow batch at a time.
+"""Rows of a DataFrame as messages. Columns are checked once, values in whole Arrow batches.
 
-A column means what its name says: `id`, `queue`, `key`, `priority`, `due_at`, `headers`, `payload`. Without a
+The columns `id`, `queue`, `key`, `priority`, `due_at`, `headers` and `payload` have the meaning of their names. Without
 `payload` all other columns together are the body, as a JSON object.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.types import StructType
 
+from millpond.clock import SystemClock
 from millpond.errors import BodyNotEncodable, BodyTooLarge, InvalidMessage, InvalidPriority, InvalidQueue
 from millpond.message import (
     DEFAULT_PRIORITY,
@@ -25,10 +28,6 @@ from millpond.message import (
     decode_headers,
     encode_headers,
 )
-from millpond.spark.ids import binary16, new_ids
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 MESSAGE_COLUMNS = ("id", "queue", "key", "priority", "due_at", "headers", "payload")
 _TYPES = {
@@ -41,30 +40,30 @@ _TYPES = {
     "payload": ("binary", "string"),
 }
 _ADVICE = {
-    "due_at": "; a moment without a time zone says nothing: cast it to timestamp in the session's time zone",
+    "due_at": "; a time without a time zone is ambiguous: cast it to timestamp in the session's time zone",
     "headers": " (of JSON)",
     "payload": "; leave the name away to publish columns as JSON, or use to_json",
 }
 
 
 class Layout(NamedTuple):
-    """Which column of the DataFrame is what."""
+    """The meaning of the DataFrame's columns."""
 
     places: dict[str, int]
-    """Column of a message -> its place in the DataFrame."""
+    """Column of a message -> its index in the DataFrame."""
     body: tuple[int, ...]
-    """The places of the columns that are the body; empty where there is a payload."""
+    """Indexes of the columns that form the body; empty if there is a payload."""
     queue: str | None
-    """The queue of all rows, where there is no column for it."""
+    """The queue of all rows if there is no column for it."""
 
     @property
     def given(self) -> bool:
-        """The rows bring ids of their own."""
+        """Whether the rows have ids."""
         return "id" in self.places
 
 
 def layout(schema: StructType, queue: str | None) -> Layout:
-    """Check the columns of a DataFrame, or say exactly what is wrong with them."""
+    """Check the columns of a DataFrame; errors name the column and the remedy."""
     places: dict[str, int] = {}
     others: list[str] = []
     for place, field in enumerate(schema.fields):
@@ -81,12 +80,18 @@ def layout(schema: StructType, queue: str | None) -> Layout:
             )
         places[name] = place
     if ("queue" in places) == (queue is not None):
-        which = "both of them" if queue is not None else "neither"
-        raise InvalidQueue(f"a write needs the option 'queue' or a column 'queue', and there is {which}")
+        which = "there are both" if queue is not None else "there is neither"
+        raise InvalidQueue(f"a write needs the option 'queue' or a column 'queue'; {which}")
     if "payload" in places and others:
         raise InvalidMessage(
             f"beside 'payload' the columns {', '.join(map(repr, others))} have no meaning: drop them, or put them "
             "into the payload with to_json(struct(...))"
+        )
+    kafka = [schema[name] for name in others if name.lower() == "value"]
+    if "payload" not in places and len(others) == 1 and kafka and kafka[0].dataType.simpleString() in _TYPES["payload"]:
+        raise InvalidMessage(
+            "the DataFrame has the one column 'value', as Kafka and text files do: rename it to 'payload' to publish "
+            "it as the body, or make a JSON object of it with to_json(struct(value)) AS payload"
         )
     if "payload" not in places and not others:
         raise InvalidMessage("the DataFrame has no column for the body: name one 'payload', or add columns of your own")
@@ -105,11 +110,11 @@ SCHEMA = pa.schema(
         pa.field("payload", pa.binary()),
     ]
 )
-"""What is staged: moments as microseconds, ids as bytes."""
+"""The columns that are staged: times as microseconds, ids as bytes."""
 
 
 def messages(layout: Layout, batch: pa.RecordBatch, body_limit: int) -> pa.RecordBatch:
-    """The rows of a batch as messages, checked as `publish` checks them; one bad row refuses them all."""
+    """The rows of a batch as messages, with the checks of `publish`; one invalid row raises for all."""
     count = batch.num_rows
 
     def column(name: str) -> Any:
@@ -134,7 +139,7 @@ def _ids(column: Any, count: int) -> Any:
         return pc.if_else(column.is_valid(), _ids(column.fill_null(_SOME_ID[column.type]), count), new_ids(count))
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
         if pc.any(pc.not_equal(pc.binary_length(column), 16)).as_py():
-            raise InvalidMessage("an id in the column 'id' has not the 16 bytes of a UUID")
+            raise InvalidMessage("an id in the column 'id' does not have the 16 bytes of a UUID")
         return column.cast(pa.binary())
     values = column.to_pylist()
     try:
@@ -184,12 +189,12 @@ def _keys(column: Any, count: int) -> Any:
     _checked_text(column, "key")
     bad = pc.or_(pc.greater(pc.utf8_length(column), NAME_LIMIT), pc.match_substring(column, "\x00"))
     for value in column.filter(pc.fill_null(bad, False)).slice(0, 1).to_pylist():
-        check_text(value, "key")  # says what is wrong
+        check_text(value, "key")  # raises with the reason
     return column.cast(pa.string())
 
 
 def _checked_text(column: Any, what: str) -> Any:
-    """Spark lets bytes that are no text pass as a string."""
+    """Raise if a string is not UTF-8: Spark does not check that."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
@@ -227,7 +232,7 @@ def _payloads(column: Any, limit: int) -> Any:
 
 
 def _json(layout: Layout, batch: pa.RecordBatch) -> Any:
-    """Row by row, and so slower than a payload that Spark makes with to_json."""
+    """Row by row, so slower than a payload that Spark makes with to_json."""
     rows = batch.select(list(layout.body)).to_pylist(maps_as_pydicts="strict")
     try:
         return pa.array([msgspec.json.encode(row) for row in rows], pa.binary())
@@ -240,3 +245,25 @@ def without_copies(rows: pa.Table) -> pa.Table:
     ids = np.frombuffer(b"".join(rows.column("id").to_pylist()), dtype="V16")
     first = np.unique(ids, return_index=True)[1]
     return rows if len(first) == len(ids) else rows.take(pa.array(np.sort(first)))
+
+
+_LOW = np.uint64((1 << 52) - 1)
+
+
+def new_ids(count: int) -> Any:
+    """Ids as of `millpond.message.new_id`, ascending: 48 bits of time, 74 random bits around version and variant."""
+    # Sorted: then the indexes of the table grow at their end.
+    random = np.sort(np.frombuffer(os.urandom(8 * count), np.uint64))
+    rest = np.frombuffer(os.urandom(2 * count), np.uint16).astype(np.uint64) & np.uint64(1023)
+    time = np.uint64(SystemClock().now() // 1000)
+    ids = np.empty((count, 2), ">u8")
+    ids[:, 0] = time << np.uint64(16) | np.uint64(7 << 12) | random >> np.uint64(52)
+    ids[:, 1] = np.uint64(1 << 63) | (random & _LOW) << np.uint64(10) | rest
+    return binary16(ids.tobytes())
+
+
+def binary16(data: bytes) -> Any:
+    """An Arrow array of 16-byte values."""
+    count = len(data) // 16
+    ends = np.arange(0, 16 * (count + 1), 16, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(data)])

@@ -1,4 +1,4 @@
-"""Which of Spark's filters the database answers: those whose meaning is the same there, to the last row."""
+"""Spark's filters that the database can evaluate: those that select exactly the same rows there."""
 
 from __future__ import annotations
 
@@ -7,43 +7,32 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from pyspark.sql.datasource import (
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    IsNull,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql import datasource
 
-from millpond.clock import moment
+from millpond.clock import time_us
 from millpond.message import State
-from millpond.transports.database.fetch.columns import Column, Kind
-from millpond.transports.database.fetch.conditions import Condition, Operator
+from millpond.seam.arrow import Column, Condition, Kind, Operator
 
-_OPERATORS: Mapping[type[Filter], Operator] = {
-    EqualTo: Operator.EQUAL,
-    LessThan: Operator.BELOW,
-    LessThanOrEqual: Operator.AT_MOST,
-    GreaterThan: Operator.ABOVE,
-    GreaterThanOrEqual: Operator.AT_LEAST,
-    In: Operator.AMONG,
-    IsNull: Operator.IS_NULL,
-    IsNotNull: Operator.IS_NOT_NULL,
+_OPERATORS: Mapping[type[datasource.Filter], Operator] = {
+    datasource.EqualTo: Operator.EQUAL,
+    datasource.LessThan: Operator.BELOW,
+    datasource.LessThanOrEqual: Operator.AT_MOST,
+    datasource.GreaterThan: Operator.ABOVE,
+    datasource.GreaterThanOrEqual: Operator.AT_LEAST,
+    datasource.In: Operator.AMONG,
+    datasource.IsNull: Operator.IS_NULL,
+    datasource.IsNotNull: Operator.IS_NOT_NULL,
 }
 _SAME = (Operator.EQUAL, Operator.AMONG)
 _LONGEST_LIST = 1000
 
 
 class _NotTheSame(Exception):
-    """The database would answer something else, or nothing."""
+    """The database would select other rows, or raise an error."""
 
 
-def condition(filter_: Filter, columns: Mapping[str, Column]) -> Condition | None:
-    """The filter in the database's terms, or None if it is Spark's alone."""
+def condition(filter_: datasource.Filter, columns: Mapping[str, Column]) -> Condition | None:
+    """The filter as a condition of the database, or None if Spark must evaluate it."""
     operator = _OPERATORS.get(type(filter_))
     path: tuple[str, ...] = getattr(filter_, "attribute", ())
     if operator is None or len(path) != 1 or path[0] not in columns or path[0] == "shard":
@@ -63,7 +52,7 @@ def condition(filter_: Filter, columns: Mapping[str, Column]) -> Condition | Non
 
 
 def exact(found: Condition, columns: Mapping[str, Column]) -> bool:
-    """Whether Spark need not look again. It does at text, since MySQL takes no notice of blanks at its end."""
+    """True if Spark need not check the database's result again. Text it must, because MySQL ignores trailing blanks."""
     return columns[found.column].kind is not Kind.TEXT
 
 
@@ -71,11 +60,11 @@ def _value(column: Column, operator: Operator, value: Any) -> Any:
     if column.kind is Kind.ID:
         return _id(value)
     match column.kind, value:
-        case Kind.MOMENT, datetime() if value.tzinfo is not None:
-            return moment(value, column.name)
+        case Kind.TIME, datetime() if value.tzinfo is not None:
+            return time_us(value, column.name)
         case Kind.NUMBER, int() if not isinstance(value, bool):
             return value
-        # Of larger and smaller text databases think differently.
+        # The order of text differs between databases.
         case Kind.STATE, str() if operator in _SAME and value in set(State):
             return value
         case Kind.TEXT, str() if operator in _SAME and _is_plain(value):
@@ -84,7 +73,7 @@ def _value(column: Column, operator: Operator, value: Any) -> Any:
 
 
 def _id(value: Any) -> UUID:
-    """Ids are text to Spark. In the form that we show them they have the same order as in the database."""
+    """Ids are text to Spark. In our form of the text they have the same order as in the database."""
     try:
         id_ = UUID(value)
     except (ValueError, TypeError, AttributeError):
@@ -99,4 +88,4 @@ def _is_plain(text: str) -> bool:
         text.encode()
     except UnicodeEncodeError:
         return False
-    return "\0" not in text  # which PostgreSQL does not take
+    return "\0" not in text  # PostgreSQL does not accept NUL

@@ -1,4 +1,4 @@
-"""The driver's side of handlers on Spark: one job for each worker, and the connections that their tasks hold."""
+"""The driver's side of handlers on Spark: one job for each worker, and the connections from its task."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import hmac
 import logging
 import secrets
 import signal
+import ssl
 import sys
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from millpond.errors import InvalidOption
-from millpond.spark.local import is_local
-from millpond.spark.task import BEAT, EVERY, RUN, SILENT, STOP, Ended, Hello, Order, keep_worker
-from millpond.worker.crew import Crew, Place
+from millpond.spark.handlers.certificate import is_wanted, server_context
+from millpond.spark.handlers.executor import BEAT, EVERY, RUN, SILENT, STOP, Ended, Hello, TaskOrder, keep_worker
+from millpond.spark.sessions import is_local
+from millpond.worker.supervisor import Supervisor, WorkerSlot
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -27,20 +29,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("millpond.run")
 
 
-class _TaskPlace(Place):
+class _TaskSlot(WorkerSlot):
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.turn = asyncio.Lock()
-        """Held by the connection that works. A second copy of a task, by speculation, or after an executor seemed to
-        be dead, waits for the first to end."""
+        self.lock = asyncio.Lock()
+        """Held by the connection of the running worker. A second copy of the task, by speculation or after an executor
+        seemed dead, waits until the first has ended."""
         self.writer: asyncio.StreamWriter | None = None
         self.tag = f"millpond-{secrets.token_hex(8)}"
 
 
-class Tasks(Crew):
-    """A crew in tasks of Spark.
+class TaskSupervisor(Supervisor):
+    """Supervises workers in tasks of Spark.
 
-    A job for each place: one job of several tasks would end all of them when one has failed too often.
+    Each worker has a job: one job of several tasks would end all of them when one has failed too often.
     """
 
     def __init__(
@@ -63,12 +65,16 @@ class Tasks(Crew):
         self._host = settings.get("spark.driver.host", "127.0.0.1")
         self._bind = settings.get("spark.driver.bindAddress", self._host)
         self._port = port
+        self._tls: ssl.SSLContext | None = None
+        self._certificate = ""
+        if is_wanted(settings.get):
+            self._tls, self._certificate = server_context()
         self._path = tuple(sys.path) if is_local(str(context.master)) else ()
         self._connected: set[asyncio.StreamWriter] = set()
         self._threads = ThreadPoolExecutor(tasks, thread_name_prefix="millpond-spark")
 
-    def _place(self, number: int) -> _TaskPlace:
-        return _TaskPlace(number)
+    def _new_slot(self, number: int) -> _TaskSlot:
+        return _TaskSlot(number)
 
     async def run(self) -> int:
         async with self._listening():
@@ -77,53 +83,52 @@ class Tasks(Crew):
             finally:
                 self._threads.shutdown(wait=False)
 
-    def _tell_to_stop(self, place: Place) -> None:
-        assert isinstance(place, _TaskPlace)
-        if place.writer is not None and self._signals < 3:
-            place.writer.write(STOP)
-        else:  # it waits for a core, or for somebody else's task to end
-            self._cancel(place)
+    def _send_stop(self, slot: WorkerSlot) -> None:
+        assert isinstance(slot, _TaskSlot)
+        if slot.writer is not None and self._stops < 3:
+            slot.writer.write(STOP)
+        else:  # the job waits for a core, or for another copy of its task to end
+            self._cancel(slot)
 
-    # --- Spark's jobs -------------------------------------------------------------------------------
-
-    async def _live(self, place: Place) -> int:
-        assert isinstance(place, _TaskPlace)
-        place.last_words = ""
-        job = asyncio.get_running_loop().run_in_executor(self._threads, self._job, place)
+    async def _run_worker(self, slot: WorkerSlot) -> int:
+        assert isinstance(slot, _TaskSlot)
+        slot.last_output = ""
+        job = asyncio.get_running_loop().run_in_executor(self._threads, self._job, slot)
         killed = False
         try:
             while not (await asyncio.wait([job], timeout=0.5))[0]:
-                if self._stopping.is_set() and (self._time_is_over or not place.taken):
-                    killed = place.taken
-                    self._cancel(place)
-            code, place.last_words = await job
+                if self._stopping.is_set() and (self._must_kill or not slot.occupied):
+                    killed = slot.occupied
+                    self._cancel(slot)
+            code, slot.last_output = await job
         except asyncio.CancelledError:
-            self._cancel(place)
+            self._cancel(slot)
             raise
         except Exception as e:
-            place.last_words = _brief(e)
+            slot.last_output = _brief(e)
             if self._stopping.is_set():
                 return -signal.SIGKILL if killed else 0
             code = 1
             if self._spark_has_stopped():
-                place.last_words = f"Spark has stopped: {place.last_words}"
+                slot.last_output = f"Spark has stopped: {slot.last_output}"
                 self._code = 1
                 self.stop()
         return code
 
-    def _job(self, place: _TaskPlace) -> Ended:
-        """Runs in a thread, as long as the task lasts."""
+    def _job(self, slot: _TaskSlot) -> Ended:
+        """Run the job in a thread, until its task ends."""
         context = self._context
-        order = Order(place.number, self._host, self._port, self._token, self._arguments, self._path, self._grace)
+        order = TaskOrder(slot.number, self._host, self._port, self._token, self._arguments, self._path, self._grace)
+        order = order._replace(certificate=self._certificate)
         context.clearJobTags()
-        context.addJobTag(place.tag)
-        context.setJobDescription(f"millpond: worker {place.number} of {self._target}")
-        task = context.parallelize([place.number], 1).mapPartitions(functools.partial(keep_worker, order))
+        context.addJobTag(slot.tag)
+        context.setJobDescription(f"millpond: worker {slot.number} of {self._target}")
+        task = context.parallelize([slot.number], 1).mapPartitions(functools.partial(keep_worker, order))
         return Ended(*task.collect()[0])
 
-    def _cancel(self, place: _TaskPlace) -> None:
+    def _cancel(self, slot: _TaskSlot) -> None:
         with contextlib.suppress(Exception):  # Spark may be gone
-            self._context.cancelJobsWithTag(place.tag)
+            self._context.cancelJobsWithTag(slot.tag)
 
     def _spark_has_stopped(self) -> bool:
         try:
@@ -132,12 +137,10 @@ class Tasks(Crew):
         except Exception:  # the JVM is gone
             return True
 
-    # --- the tasks' connections ---------------------------------------------------------------------
-
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
         try:
-            server = await asyncio.start_server(self._serve, self._bind, self._port)
+            server = await asyncio.start_server(self._serve, self._bind, self._port, ssl=self._tls)
         except OSError as e:
             raise InvalidOption(
                 f"the tasks connect to the driver, and it cannot listen on {self._bind}, port {self._port or 'any'}: "
@@ -165,38 +168,38 @@ class Tasks(Crew):
                 hello = msgspec.json.decode(await reader.readline(), type=Hello)
             if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
                 return
-            place = cast(_TaskPlace, self._places[hello.place - 1])
+            slot = cast(_TaskSlot, self._slots[hello.slot - 1])
             self._connected.add(writer)
-            async with place.turn:
-                await self._hear(place, hello.host, reader, writer)
-        except (OSError, TimeoutError, ValueError):  # gone, or none of our tasks
+            async with slot.lock:
+                await self._read_statuses(slot, hello.host, reader, writer)
+        except (OSError, TimeoutError, ValueError):  # the connection is gone, or is not one of our tasks
             pass
         finally:
             self._connected.discard(writer)
             writer.close()
 
-    async def _hear(
-        self, place: _TaskPlace, host: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    async def _read_statuses(
+        self, slot: _TaskSlot, host: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         if self._stopping.is_set():
             writer.write(STOP)
             return
         writer.write(RUN)
-        place.taken, place.writer = True, writer
-        log.info("worker %d runs on %s", place.number, host)
+        slot.occupied, slot.writer = True, writer
+        log.info("worker %d runs on %s", slot.number, host)
         try:
             while True:
                 async with asyncio.timeout(SILENT):
                     line = await reader.readline()
                 if not line:
                     return
-                place.hear(line)
+                slot.receive_status(line)
         finally:
-            place.writer = None
-            place.leave()
+            slot.writer = None
+            slot.clear()
 
 
 def _brief(error: Exception) -> str:
-    """The first lines of Spark's long stories."""
+    """The first lines of Spark's long error text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:3])[:500] or type(error).__name__

@@ -1,0 +1,1 @@
+"""Subscribers on the executors of a Spark cluster."""

@@ -1,0 +1,1 @@
+"""Batch and streaming writes: staged by tasks, published by the driver."""
