@@ -1,4 +1,4 @@
-"""What Spark finds by itself: it imports every top-level package whose name begins with `pyspark_`."""
+"""Lets Spark find the source: it imports every top-level package whose name begins with `pyspark_`."""
 
 from millpond.spark.source import MillpondSource as DefaultSource
 
