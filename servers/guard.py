@@ -1,11 +1,10 @@
-"""Ends a server whose owner was killed too suddenly to do it itself."""
+"""Ends a server whose owner was killed and could not end it."""
 
 import subprocess
 from pathlib import Path
 
-# Reads the server's process id, or nothing while it is down, one per line. The pipe closes when the
-# owner is gone, for whatever reason. SIGQUIT makes PostgreSQL end its children too;
-# RabbitMQ's port mapper is left in the group that the server began.
+# Reads the server's process id, or an empty line while it is down. The pipe closes when the owner is gone. SIGQUIT
+# makes PostgreSQL end its children too; RabbitMQ's port mapper stays in the process group of its server.
 _SCRIPT = """
 server=
 while read -r line; do server=$line; done

@@ -12,8 +12,8 @@ from servers.server import Server, find_program
 class MariaDB(Server):
     """Crash-safe settings, password login over TCP; with `ssl`, TLS only.
 
-    Runs without any settings file, so that the character set and the SQL mode are the ones compiled in:
-    nothing of ours may depend on Debian's kinder ones. `settings` are further options of mariadbd.
+    Runs without a settings file, with the compiled-in character set and SQL mode: Millpond must not depend on
+    Debian's more lenient ones. `settings` are further options of mariadbd.
     """
 
     name = "mariadb"
@@ -33,13 +33,13 @@ class MariaDB(Server):
             "port": str(self.port),
             "socket": str(self.folder / "socket"),
             "pid-file": str(self.folder / "pid"),
-            # Of its own: a server that starts removes what it takes for leftovers, also those of a neighbour.
+            # Not shared: a starting server removes temporary files, also those of another server.
             "tmpdir": str(self.folder),
             "max-connections": str(max_connections),
             "innodb-buffer-pool-size": "128M",
             "innodb-log-file-size": "64M",
             "innodb-flush-log-at-trx-commit": "1",
-            # Logins are for the loopback address; names would be looked up on the network.
+            # Logins are for the loopback address; without this the server would resolve names on the network.
             "skip-name-resolve": "1",
             **(settings or {}),
         }
@@ -48,12 +48,12 @@ class MariaDB(Server):
         account = f"'{self.user}'@'{self.host}'"
         statements = self.write(
             "accounts.sql",
-            "FLUSH PRIVILEGES;\n"  # accounts cannot be made before they were read
+            "FLUSH PRIVILEGES;\n"  # accounts must be read before new ones can be made
             f"CREATE USER {account} IDENTIFIED BY '{self.password}';\n"
             f"GRANT ALL ON *.* TO {account} WITH GRANT OPTION;\n"
             "CREATE DATABASE millpond;\n",
         )
-        # Here, not at each start: accounts lie in Aria tables, whose recovery after a kill is not to be tested.
+        # Here, not at each start: accounts are in Aria tables, whose recovery after a kill is no subject of the tests.
         self.run(
             *(find_program("mariadb-install-db", "mariadb-server"), "--no-defaults"),
             *(f"--datadir={self.data}", "--auth-root-authentication-method=socket", "--skip-test-db"),
@@ -88,7 +88,7 @@ class MariaDB(Server):
 
     @property
     def dsn(self) -> dict[str, Any]:
-        """What the Python drivers take as keywords, without the database."""
+        """Keywords for the Python drivers, without the database."""
         return {"host": self.host, "port": self.port, "user": self.user, "password": self.password}
 
     def connect(self, database: str | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""Free loopback ports that stay ours while their server is down."""
+"""Free loopback ports that stay reserved while their server is down."""
 
 import atexit
 import random
@@ -17,8 +17,8 @@ def _let_go() -> None:
 
 
 def free_port() -> int:
-    # Below the range from which the kernel takes client ports: a client that tries to reach a server
-    # that is down could otherwise be given that very port, and the server could not come back on it.
+    # Below the range of the kernel's client ports: a client that tries to reach a stopped server could otherwise
+    # get that port as its own, and the server could not listen on it again.
     range_file = Path("/proc/sys/net/ipv4/ip_local_port_range")
     lowest_client_port = int(range_file.read_text().split()[0]) if range_file.exists() else 32768
     for _ in range(1000):
@@ -29,8 +29,8 @@ def free_port() -> int:
 
 
 def _claim(port: int) -> bool:
-    """Between the look and the server's start another process may look too, so each leaves a name in the kernel's
-    abstract namespace, which only one can have and which goes with its process."""
+    """Another process may check the same port before the server starts. Therefore each reserves a name in the
+    kernel's abstract namespace: only one process can have it, and it ends with the process."""
     claim = socket.socket(socket.AF_UNIX)
     try:
         claim.bind(f"\0millpond-port-{port}")

@@ -45,7 +45,7 @@ class Postgres(Server):
             "unix_socket_directories": str(self.folder),
             "max_connections": str(max_connections),
             "shared_buffers": shared_buffers,
-            # In the data folder, so that nothing is left in /dev/shm after a kill.
+            # In the data folder: /dev/shm stays clean after a kill.
             "dynamic_shared_memory_type": "mmap",
             **(settings or {}),
         }
@@ -81,8 +81,8 @@ class Postgres(Server):
         was_running = self.is_running()
         super().kill()
         if was_running:
-            # With every process gone these files protect nothing; left behind, they would stop the next
-            # start whenever the kernel has given the old process id to somebody else.
+            # Without processes these files protect nothing. Left behind, they would stop the next start if another
+            # process has the old process id.
             (self.data / "postmaster.pid").unlink(missing_ok=True)
             (self.folder / f".s.PGSQL.{self.port}.lock").unlink(missing_ok=True)
 
@@ -104,7 +104,7 @@ class Postgres(Server):
 
     @property
     def dsn(self) -> str:
-        """The same as `url`, in libpq's other form."""
+        """The same as `url`, in the other form of libpq."""
         return f"host={self.host} port={self.port} user={self.user} password={self.password} dbname=postgres"
 
     def connect(self, database: str = "postgres") -> psycopg.Connection:
@@ -116,6 +116,6 @@ class Postgres(Server):
         return self.url_of(name)
 
     def drop_database(self, name: str) -> None:
-        """Also with sessions in it, which are ended."""
+        """Drop a database and end its sessions."""
         with self.connect() as connection:
             connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))

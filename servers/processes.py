@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def family(pid: int) -> list[int]:
-    """The process and all below it. Process groups do not do: PostgreSQL's children leave theirs."""
+    """The process and all below it. Process groups are not enough: PostgreSQL's children leave theirs."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (status := _status(int(folder.name))):

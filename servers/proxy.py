@@ -1,4 +1,4 @@
-"""A TCP proxy that can be told to misbehave, between a client and a server."""
+"""A TCP proxy between a client and a server that can lose replies and connections."""
 
 import asyncio
 import contextlib
@@ -13,9 +13,9 @@ from servers.ports import LOOPBACK, free_port
 
 
 class Proxy:
-    """Runs in a thread of its own; its methods may be called from any other and take effect on return.
+    """Runs in its own thread; its methods may be called from any other and take effect on return.
 
-    Patterns are looked for in the bytes as they pass, so not in what TLS encrypts.
+    Patterns are searched in the bytes that pass, so they do not match encrypted data.
     """
 
     def __init__(self, port: int, host: str = LOOPBACK) -> None:
@@ -72,7 +72,7 @@ class Proxy:
         self._call(self._flowing.clear)
 
     def resume(self) -> None:
-        """End a black hole. What was held is passed on, as TCP does when a network comes back."""
+        """End a black hole. Held bytes are passed on, as TCP does when a network comes back."""
         self._call(self._flowing.set)
 
     def refuse(self) -> None:
@@ -86,8 +86,8 @@ class Proxy:
     def cut_after(self, pattern: bytes) -> threading.Event:
         """Lose one reply: the next client that sends `pattern` is reset when the server answers it.
 
-        The pattern and what follows reach the server, which finishes its work; the answer reaches nobody.
-        The returned event is set when it has happened. Other connections are left alone.
+        The pattern and all later bytes reach the server, which finishes its work; the reply is dropped.
+        The returned event is set when that has happened. Other connections continue.
         """
         happened = threading.Event()
         self._call(lambda: setattr(self, "_trap", (pattern, happened)))
@@ -101,7 +101,7 @@ class Proxy:
 
     async def _close_listener(self) -> None:
         if self._listener is not None:
-            # First no more, then those just accepted: asyncio would drop these without closing them.
+            # First stop accepting, then close the newest connections: asyncio would drop these without closing them.
             for sock in self._listener.sockets:
                 self._loop.remove_reader(sock)
             await asyncio.sleep(0.01)
@@ -148,7 +148,7 @@ class Proxy:
     async def _to_client(self, link: "_Link", reader: asyncio.StreamReader) -> None:
         while chunk := await reader.read(65536):
             if link.lost_reply:
-                # The server's side is closed politely: a reset could make it drop what it has not read.
+                # The server's side is closed without a reset: a reset could make the server drop unread bytes.
                 _reset(link.client)
                 link.lost_reply.set()
                 continue

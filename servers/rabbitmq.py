@@ -14,15 +14,15 @@ from urllib.parse import quote
 from servers.ports import free_port
 from servers.server import Server, find_program
 
-# Debian's own start script only knows the one broker of the machine; this one takes its word for everything.
+# Debian's start script supports one broker per machine; this script takes everything from the environment.
 SCRIPT = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
 _START = 'epmd -address "$ERL_EPMD_ADDRESS" -port "$ERL_EPMD_PORT" & exec "$0"'
-"""A port mapper of its own, in the foreground: it is a child, and ends with the family."""
+"""A port mapper for this broker, in the foreground: it is a child process and ends with the others."""
 
 
 class RabbitMQ(Server):
-    """One node with the management API, which makes virtual hosts and shows what is there; with and without TLS.
+    """One node with the management API for virtual hosts and statistics; with and without TLS.
 
     `settings` are further lines of rabbitmq.conf.
     """
@@ -45,7 +45,7 @@ class RabbitMQ(Server):
             "log.console": "true",
             "log.console.level": "warning",
             "log.file": "false",
-            # What others on the machine use decides neither about memory nor about the disk.
+            # Fixed limits of memory and disk: the load of the machine must not matter.
             "vm_memory_high_watermark.absolute": "2GB",
             "disk_free_limit.absolute": "10MB",
             **(settings or {}),
@@ -64,7 +64,7 @@ class RabbitMQ(Server):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Nothing of ours, and nothing of the machine's own broker."""
+        """Nothing from this process, and nothing from the machine's own broker."""
         return {
             "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin",
             "LANG": "C.UTF-8",
@@ -93,7 +93,7 @@ class RabbitMQ(Server):
 
     def ready(self) -> bool:
         listeners = [f"port-listener/{port}" for port in (self.port, self.tls_port)]
-        try:  # whatever is not well is no success
+        try:  # an unhealthy check has no success status
             for check in ("virtual-hosts", *listeners):
                 self.ask("GET", f"/health/checks/{check}")
         except OSError:
@@ -115,7 +115,7 @@ class RabbitMQ(Server):
         return f"amqp://{self.user}:{self.password}@{self.host}:{self.port}/{quote(vhost, safe='')}"
 
     def tls_url_of(self, vhost: str) -> str:
-        """Encrypted; its certificate is signed by itself."""
+        """The URL for TLS; the certificate is self-signed."""
         return self.url_of(vhost).replace("amqp:", "amqps:", 1).replace(f":{self.port}/", f":{self.tls_port}/")
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
@@ -139,12 +139,12 @@ class RabbitMQ(Server):
         self.ask("DELETE", f"/vhosts/{quote(name, safe='')}")
 
     def note_queues(self) -> None:
-        """Have it write down which quorum queues there are. By itself it does so when nothing changed for a moment,
-        and one that is killed before does not find the newest again."""
+        """Make the broker store its list of quorum queues. Otherwise it does so after a pause without changes, and
+        after an earlier kill the newest queues are missing."""
         self.control("eval", "[ok = dets:sync(Table) || Table <- dets:all()].")
 
     def control(self, *arguments: str) -> None:
-        """rabbitmqctl, for what the management API cannot do; takes a second or two."""
+        """Run rabbitmqctl, where the management API is not enough; takes one or two seconds."""
         self.run("env", "-i", *self._assignments(), str(SCRIPT.with_name("rabbitmqctl")), *arguments)
 
     def _assignments(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What all private servers share: a folder, a port, a process with its children, and their end."""
+"""Base of all private servers: a folder, a port, a process with its children."""
 
 import atexit
 import contextlib
@@ -9,11 +9,14 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from servers.guard import Guard
 from servers.ports import LOOPBACK, free_port
 from servers.processes import family, wait_until_gone
+
+FORBIDDEN = "MILLPOND_NO_SERVERS"
+"""Set to 1, this variable turns the start of a server into an error (`make check`)."""
 
 
 class ServerError(Exception):
@@ -33,13 +36,14 @@ class Server:
         self.port = free_port()
         self.folder = Path(tempfile.mkdtemp(prefix=f"millpond-{self.name}-"))
         self._process: subprocess.Popen[bytes] | None = None
+        self._pid: int | None = None
         self._prepared = False
         self._own(self.folder)
         self._guard = Guard(self.folder)
         self._owner_pid = os.getpid()
         atexit.register(self.close)
 
-    # What each server says for itself.
+    # Defined by each server.
 
     def prepare(self) -> None:
         """Make the data folder and the settings; called once, before the first start."""
@@ -51,24 +55,26 @@ class Server:
         """Whether a client could work now."""
         raise NotImplementedError
 
-    # What can be done to a server.
+    # For users of a server.
 
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        if self._process is None:
+        if self._pid is None:
             raise ServerError(f"{self.name} is not running")
-        return self._process.pid
+        return self._pid
 
     @property
     def log(self) -> Path:
         return self.folder / "log"
 
     def start(self, timeout: float = 100) -> Self:
-        if self.is_running():
+        if self.is_running() or not self._is_owner():
             return self
+        if os.environ.get(FORBIDDEN):
+            raise ServerError(f"{FORBIDDEN} is set, but {self.name} is needed: mark the test with `server` or `java`")
         if not self._prepared:
             self.prepare()
             self._prepared = True
@@ -84,7 +90,8 @@ class Server:
                 group=self._account(),
                 extra_groups=[] if self._account() else None,
             )
-        self._guard.watch(self._process.pid)
+        self._pid = self._process.pid
+        self._guard.watch(self._pid)
         give_up_at = time.monotonic() + timeout
         while not self.ready():
             if not self.is_running() or time.monotonic() > give_up_at:
@@ -95,7 +102,7 @@ class Server:
         return self
 
     def stop(self, timeout: float = 30) -> None:
-        """Shut down in good order, as an administrator would; the data stay."""
+        """Shut down in the regular way; the data stay."""
         if self._process is None:
             return
         self._process.send_signal(self.stop_signal)
@@ -107,10 +114,10 @@ class Server:
         self._ended()
 
     def kill(self) -> None:
-        """SIGKILL the server and all its children at once: a power cut, as far as the server can tell."""
+        """SIGKILL the server and all its children at once, like a power cut."""
         if self._process is None:
             return
-        # Stopped first, so that it cannot fork another child while the list is made.
+        # Stopped first, because it could fork another child while the list is made.
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGSTOP)
         pids = family(self._process.pid)
@@ -127,12 +134,16 @@ class Server:
 
     def close(self) -> None:
         """End the server and remove its data. Also called at exit."""
-        if os.getpid() != self._owner_pid:
-            return  # a forked child must not end its parent's server
+        if not self._is_owner():
+            return
         atexit.unregister(self.close)
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
         self._guard.dismiss()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy in another process can use the server. It can neither start nor end it."""
+        return {**self.__dict__, "_process": None, "_guard": None}
 
     def __enter__(self) -> Self:
         return self.start()
@@ -143,11 +154,11 @@ class Server:
     # For the servers.
 
     def run(self, *command: str) -> None:
-        """Run a preparing program to its end, as the server's account."""
+        """Run a program of the set-up to its end, as the server's account."""
         done = subprocess.run(
             command,
             cwd=self.folder,
-            # Of its own: mariadb-install-db removes what it takes for leftovers, also those of a neighbour.
+            # Not shared: mariadb-install-db removes temporary files, also those of another server.
             env={**os.environ, "TMPDIR": str(self.folder)},
             capture_output=True,
             text=True,
@@ -179,8 +190,12 @@ class Server:
         key.chmod(0o600)
         return certificate, key
 
+    def _is_owner(self) -> bool:
+        """False in a forked child and in a copy that another process has received."""
+        return os.getpid() == self._owner_pid
+
     def _ended(self) -> None:
-        self._process = None
+        self._process = self._pid = None
         self._guard.watch(None)
 
     def _account(self) -> str | None:

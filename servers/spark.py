@@ -1,6 +1,7 @@
 """A private Spark from the installed pyspark package: a master with its workers, or a server for Spark Connect."""
 
 import importlib.util
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,16 +11,16 @@ from servers.ports import LOOPBACK, free_port
 from servers.server import Server, find_program
 
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For what lives for seconds: Java compiles it quickly, not well, and leaves the processors to others."""
+"""Options for Java processes that live for seconds: quick compilation, few threads."""
 
 
 class _Daemon(Server):
-    """A Java process of Spark's. Its package brings no account, so that it runs as whoever starts it."""
+    """A Java process of Spark. Its package has no account, so it runs as the caller."""
 
     memory = "256m"
     settings: tuple[str, ...] = ()
     started: str
-    """What it logs when it can work."""
+    """The log line that shows that it is ready."""
 
     def _account(self) -> str | None:
         return None
@@ -30,7 +31,7 @@ class _Daemon(Server):
         environment = (
             f"SPARK_DAEMON_JAVA_OPTS={java}",
             f"SPARK_DAEMON_MEMORY={self.memory}",
-            f"PYSPARK_PYTHON={sys.executable}",
+            f"PYSPARK_PYTHON={os.environ.get('PYSPARK_PYTHON', sys.executable)}",
             f"SPARK_LOCAL_DIRS={self.folder}",
             f"SPARK_LOCAL_IP={self.host}",
         )
@@ -45,7 +46,7 @@ class _Daemon(Server):
 
 class SparkMaster(_Daemon):
     name = "spark-master"
-    # Its other way in is a fixed port, at which two masters would meet.
+    # The REST server has a fixed port, which two masters cannot share.
     settings = ("-Dspark.master.rest.enabled=false",)
     started = "I have been elected leader"
 
@@ -87,7 +88,7 @@ class SparkCluster:
 
     def __init__(self, workers: int = 2, *, memory: str = "1g") -> None:
         self.master = SparkMaster()
-        # Hosts of their own: Spark runs no second copy of a task on the host of the first.
+        # Different hosts: Spark runs no second copy of a task on the host of the first.
         hosts = [f"127.0.0.{n}" for n in range(1, workers + 1)]
         self.workers = [SparkWorker(self.master, host=host, cores=1, memory=memory) for host in hosts]
 
@@ -97,7 +98,7 @@ class SparkCluster:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What a session of a test needs beside the master's URL."""
+        """Settings of a test's session beside the master's URL."""
         return {
             "spark.driver.host": LOOPBACK,
             "spark.driver.bindAddress": LOOPBACK,
@@ -108,7 +109,7 @@ class SparkCluster:
         }
 
     def start(self) -> Self:
-        # All at once, since Java takes its time; a worker waits for its master.
+        # All at once, because Java starts slowly; a worker waits for its master.
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda server: server.start(), (self.master, *self.workers)))
         return self
