@@ -1,12 +1,15 @@
-"""What every test may ask for: a fresh, empty database on a real server.
+"""Fixtures for all tests: a fresh, empty database on a real server. Marks; the order of a run.
 
-Servers start when the first test needs them, once per run; in a parallel run (`-n 2`) each of the processes that
-run tests has its own.
+A server starts when the first test needs it, once per run: all processes of a parallel run share it. A test that
+kills a server asks for `own_postgres` or `own_mariadb`, which belong to its process.
 """
 
+import gc
 import logging
 import os
 import random
+import re
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,59 +17,108 @@ from uuid import uuid4
 
 import pytest
 
-from servers import MariaDB, Postgres, RabbitMQ
+from servers import MariaDB, Postgres, RabbitMQ, Server
 from servers.spark import JAVA
+from tests import schedule
+from tests.server_pool import ServerPool, ask
 from tests.shared import SharedDatabase
 
 FAULTS, FAULTS_SEED = "faults", "MILLPOND_FAULTS_SEED"
-"""What each fault test found, as a property of its report; and where their chance begins."""
-# Here, so that all processes of a parallel run have the same.
+"""The property of a report that holds the results of a fault test; the variable with the seed of their randomness."""
+# Set here, because all processes of a parallel run must have the same seed.
 os.environ[FAULTS_SEED] = os.environ.get(FAULTS_SEED) or str(random.SystemRandom().randrange(1 << 32))
-SPARK = "spark"
-"""What needs Java: one test after the other, since one of them keeps both processors busy."""
-FIRST = (SPARK, "faults", "races", "worker")
-"""In a parallel run: what takes longest, so that nobody waits for it at the end, and what mostly waits itself, while
-Spark keeps the processors busy."""
-# Of all drivers that tests start, and of what Spark starts to find out how to start Java.
+# For all drivers that tests start, and for the program with which Spark finds out how to start Java.
 os.environ["SPARK_SUBMIT_OPTS"] = os.environ["SPARK_LAUNCHER_OPTS"] = JAVA
+os.environ["MILLPOND_PYTHON"] = sys.executable
+os.environ["PYSPARK_PYTHON"] = str(Path(__file__).parent / "spark" / "python")
 SPARKS_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+
+SLOW_TIMEOUT = 600
+"""Seconds for a slow test, and for one with Java: a call that is cut off spoils the session. Others have `timeout` in
+pyproject.toml: a test that hangs must not cost the whole run."""
+POOL = pytest.StashKey[ServerPool]()
+MARKS = {
+    "server": re.compile(r"(\w+_)?(postgres|postgresql|mariadb|rabbitmq)([_ ].+)?"),
+    "java": re.compile(r"spark(_cluster)?"),
+}
+"""A test with a fixture or a parameter of such a name gets the mark. Other tests that need a server or Java are
+marked by hand; `make check` fails if one is not."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests that take minutes")
+    parser.addoption("--record-durations", action="store_true", help=f"refresh tests/{schedule.RECORD.name}")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: FIRST.index(kind) if (kind := _kind(item.nodeid)) in FIRST else len(FIRST))
-    if config.getoption("--long"):
-        return
-    long = [item for item in items if item.get_closest_marker("long")]
-    config.hook.pytest_deselected(items=long)
-    items[:] = [item for item in items if item not in long]
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.stash[POOL] = ServerPool()
+        config.pluginmanager.register(FailuresAtOnce(config))
+        if config.getoption("--record-durations"):
+            config.pluginmanager.register(schedule.Recorder())
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if POOL in config.stash:
+        config.stash[POOL].close()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["servers"] = node.config.stash[POOL].listen()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """The tests of a file stay together, since they share what was costly to prepare; so do all that use Spark."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByFile(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return SPARK if _kind(nodeid) == SPARK else nodeid.partition("::")[0]
-
-    return ByFile(config, log)
+    return schedule.scheduler(config, log)
 
 
-def _kind(nodeid: str) -> str:
-    """The folder, or that it is about Spark: `faults` of `tests/faults/test_poison.py::test_it`."""
-    file = nodeid.partition("::")[0]
-    return SPARK if SPARK in file else file.split("/")[1]
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        names = _names(item)
+        for mark, pattern in MARKS.items():
+            if any(map(pattern.fullmatch, names)):
+                item.add_marker(mark)
+        if item.get_closest_marker("slow_on_servers") and item.get_closest_marker("server"):
+            item.add_marker("slow")
+        patient = item.get_closest_marker("slow") or item.get_closest_marker("java")
+        if patient and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT))
+    if not config.getoption("--long"):
+        long = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
+    schedule.longest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests live until the end: without them each garbage collection takes a fraction of the time."""
+    gc.collect()
+    gc.freeze()
+
+
+def _names(item: pytest.Item) -> list[str]:
+    """Fixtures and parameters of a test, including names inside a tuple."""
+    given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    flat = [name for value in given for name in (value if isinstance(value, tuple) else (value,))]
+    return [*getattr(item, "fixturenames", ()), *(name for name in flat if isinstance(name, str))]
+
+
+@pytest.fixture(autouse=True)
+def unchanged_logging() -> Iterator[None]:
+    """Undo `cli.logs.configure` of a test: its handlers would write into the output of later tests."""
+    root, own = logging.getLogger(), logging.getLogger("millpond")
+    before = root.handlers[:], root.level, own.level
+    yield
+    root.handlers[:], root.level, own.level = before[0], before[1], before[2]
+    logging.captureWarnings(False)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, Any, Any]:
-    """Keep Spark's log format off other tests. Once Spark has told an error in SQL it has a logger that passes nothing
-    on; pytest adds its own handler to each such logger, and Spark's gives that handler its format, for good."""
+    """Keep Spark's log format off other tests. After an error in SQL Spark has a logger that does not propagate.
+    pytest adds its own handler to such a logger, and Spark permanently sets the format of that handler."""
     try:
         return (yield)
     finally:
@@ -74,6 +126,20 @@ def pytest_runtest_call() -> Generator[None, Any, Any]:
             logger = logging.root.manager.loggerDict.get(name)
             if isinstance(logger, logging.Logger):
                 logger.propagate = True
+
+
+class FailuresAtOnce:
+    """Prints a failure when it happens: a run that is ended from outside shows why."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line("")
+            terminal.write_sep("-", f"{report.nodeid} ({report.when}, {report.duration:.1f} s)")
+            terminal.write_line(report.longreprtext)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -85,16 +151,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(line)
 
 
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[Postgres]:
-    with Postgres() as server:
-        yield server
+def _of_the_run(config: pytest.Config, kind: type[Server]) -> Server:
+    if hasattr(config, "workerinput"):
+        return ask(config.workerinput["servers"], kind)
+    return config.stash[POOL].get(kind)
 
 
 @pytest.fixture(scope="session")
-def mariadb_server() -> Iterator[MariaDB]:
-    with MariaDB() as server:
-        yield server
+def postgres_server(pytestconfig: pytest.Config) -> Server:
+    return _of_the_run(pytestconfig, Postgres)
+
+
+@pytest.fixture(scope="session")
+def mariadb_server(pytestconfig: pytest.Config) -> Server:
+    return _of_the_run(pytestconfig, MariaDB)
 
 
 @pytest.fixture(scope="session")
@@ -111,7 +181,7 @@ def mortal_mariadb() -> Iterator[MariaDB]:
 
 @pytest.fixture
 def own_postgres(mortal_postgres: Postgres) -> Postgres:
-    """To be killed. A test that failed may have left it so."""
+    """A server that tests may kill. It is started again if a failed test left it dead."""
     return mortal_postgres.start()
 
 
@@ -133,16 +203,15 @@ def shared_mariadb(mariadb_server: MariaDB) -> Iterator[SharedDatabase]:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq_server() -> Iterator[RabbitMQ]:
-    with RabbitMQ() as server:
-        yield server
+def rabbitmq_server(pytestconfig: pytest.Config) -> Server:
+    return _of_the_run(pytestconfig, RabbitMQ)
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One session for the whole run: starting one takes ten seconds."""
+    """One session for each process: its start takes ten seconds."""
     import millpond.spark
-    from bench.spark.ground import jdbc_driver
+    from bench.spark.setup import jdbc_driver
 
     folder = tmp_path_factory.mktemp("spark")
     session = millpond.spark.session(
@@ -154,6 +223,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.local.dir": str(folder),
+            "spark.python.daemon.module": "tests.spark.daemon",
             "spark.sql.streaming.numRecentProgressUpdates": "1000",
         },
     )
@@ -177,7 +247,7 @@ def mariadb_url(mariadb_server: MariaDB) -> Iterator[str]:
 
 @pytest.fixture
 def rabbitmq_url(rabbitmq_server: RabbitMQ) -> Iterator[str]:
-    """A virtual host of its own."""
+    """A new virtual host."""
     name = fresh_name()
     yield rabbitmq_server.create_vhost(name)
     rabbitmq_server.drop_vhost(name)

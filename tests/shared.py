@@ -1,4 +1,4 @@
-"""One migrated database for many tests, since making one takes longer than most of them."""
+"""One migrated database for many tests, because a migration takes longer than most tests."""
 
 import asyncio
 from typing import Any, Self
@@ -8,6 +8,7 @@ import pytest
 
 import millpond
 from servers import MariaDB, Postgres
+from tests import templates
 
 _TABLES = """
 SELECT table_name FROM information_schema.tables
@@ -20,16 +21,16 @@ KINDS = ["sqlite", "postgres", "mariadb"]
 
 
 def empty_database(request: pytest.FixtureRequest, kind: str) -> str:
-    """The URL of a database without a message: the shared one, or with SQLite a file that is not there yet."""
+    """The URL of a database without messages: the shared one, or for SQLite a new file."""
     if kind == "sqlite":
-        return str(request.getfixturevalue("sqlite_url"))
+        return templates.migrated(request.getfixturevalue("tmp_path") / "pond.db")
     shared: SharedDatabase = request.getfixturevalue(f"shared_{kind}")
     shared.empty()
     return shared.url
 
 
 class SharedDatabase:
-    """Its rows go before each test; tables that a test made stay, empty."""
+    """A database whose rows are deleted before each test. Tables that a test made stay, empty."""
 
     def __init__(self, server: Postgres | MariaDB) -> None:
         self._server = server

@@ -1,6 +1,6 @@
-"""Fixtures for what only databases do: a store on each in turn, emptied before each test, its clock standing still.
+"""Fixtures for tests of rooms: a store on each database in turn, emptied before each test; its clock stands still.
 
-A folder of tests has them by importing them into its conftest.
+A folder of tests imports them into its conftest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from millpond import ManualClock, Store
+from millpond import ManualClock, Transport
 from millpond.transports.database.store import DatabaseStore
 from tests.conformance.backends import BACKENDS, DATABASES, Backend
 
@@ -37,16 +37,21 @@ async def connect(backend: Backend, clock: ManualClock) -> AsyncIterator[Connect
 
 @contextlib.asynccontextmanager
 async def handles(backend: Backend, clock: ManualClock) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-    """Handles that share their messages; all are closed in the end."""
-    opened: list[Store] = []
+    """Handles that share their messages; all are closed at the end."""
+    opened: list[Transport] = []
 
-    async def connect(**options: object) -> Store:
+    async def connect(**options: object) -> Transport:
         opened.append(await backend.connect(**{"clock": clock, **options}))
         return opened[-1]
 
     yield connect
     for store in opened:
         await store.close()
+
+
+def steps_of(verb: Any, *args: Any, **options: Any) -> Any:
+    """The steps of a room's verb, without running them."""
+    return verb.__wrapped__(verb.__self__, *args, **options)
 
 
 @pytest.fixture

@@ -1,21 +1,26 @@
-"""Waiting for what no event of this process tells: another process, a database, a file."""
+"""Waiting for another process, a database or a file, where this process has no event."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-SOON = 120.0
-"""Nothing that a short test waits for takes longer, however busy the machine."""
+SOON = 240.0
+"""Seconds until a short test gives up waiting; enough for a busy machine."""
+
+IS_WAITING = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+"""Finds a row while a session of this database waits for a lock. Other databases of the server do not count, because
+other processes of the run use them."""
 
 
 async def until(
     condition: Callable[[], Any | Awaitable[Any]], what: str = "it", within: float = SOON, every: float = 0.01
 ) -> Any:
-    """The first true answer of a condition, or a failure that names it."""
+    """The first true result of a condition. A failure names the condition by `what`."""
     try:
         async with asyncio.timeout(within):
             while True:
@@ -27,6 +32,20 @@ async def until(
                 await asyncio.sleep(every)
     except TimeoutError:
         raise AssertionError(f"waited {within:g} s for {what}") from None
+
+
+def mariadb_waits(query: Callable[[str], Sequence[Sequence[Any]]]) -> bool:
+    """Whether a session of this database waits for a lock.
+
+    The table `innodb_trx` would be simpler. It stays as it is while any session of the server reads it often.
+    """
+    try:
+        ((_, _, status),) = query("SHOW ENGINE INNODB STATUS")
+    except UnicodeDecodeError as e:  # it has statements of other tests, with any bytes
+        status = e.object.decode(errors="replace")
+    waiting = {int(id_) for id_ in re.findall(r"^LOCK WAIT .*\n(?:(?!---).*\n)*?\w+ thread id (\d+)", status, re.M)}
+    here = query("SELECT id FROM information_schema.processlist WHERE db = database()")
+    return not waiting.isdisjoint(int(id_) for (id_,) in here)
 
 
 async def ended(process: subprocess.Popen[bytes]) -> int:

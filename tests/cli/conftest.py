@@ -1,4 +1,4 @@
-"""A command line in this process, and a migrated database of each kind behind it."""
+"""Fixtures: a command line in this process, and a migrated database of each kind for it."""
 
 import asyncio
 import io
@@ -10,12 +10,17 @@ from typing import Any, NamedTuple
 import pytest
 
 from millpond import Claim, Message, connect
-from millpond.cli import run
-from millpond.transport import Store
+from millpond.cli import run_command
+from millpond.seam.transport import Transport
 from tests.shared import KINDS, empty_database
 
+COMMAND_VARIABLES = [
+    *("MILLPOND_URL", "MILLPOND_SCHEMA", "MILLPOND_TABLE_PREFIX", "MILLPOND_OPTIONS"),
+    *("MILLPOND_FROM_URL", "MILLPOND_FROM_OPTIONS", "MILLPOND_TO_URL", "MILLPOND_TO_OPTIONS"),
+]
 
-class Said(NamedTuple):
+
+class Output(NamedTuple):
     code: int
     out: str
     err: str
@@ -26,35 +31,35 @@ class Said(NamedTuple):
 
 
 class Cli:
-    """`millpond …` with MILLPOND_URL set, if there is one."""
+    """Runs `millpond …` in this process."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         self._capsys = capsys
         self._monkeypatch = monkeypatch
 
-    def __call__(self, *args: str, stdin: bytes = b"") -> Said:
+    def __call__(self, *args: str, stdin: bytes = b"") -> Output:
         self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         self._capsys.readouterr()
-        code = run(args)
-        return Said(code, *self._capsys.readouterr())
+        code = run_command(args)
+        return Output(code, *self._capsys.readouterr())
 
-    def ok(self, *args: str, stdin: bytes = b"") -> Said:
-        said = self(*args, stdin=stdin)
-        assert (said.code, said.err) == (0, ""), said
-        return said
+    def ok(self, *args: str, stdin: bytes = b"") -> Output:
+        output = self(*args, stdin=stdin)
+        assert (output.code, output.err) == (0, ""), output
+        return output
 
     def fails(self, code: int, *args: str, stdin: bytes = b"") -> str:
-        """The one line on stderr."""
-        said = self(*args, stdin=stdin)
-        assert said.code == code, said
-        assert said.out == "", said
-        assert said.err.startswith("millpond: ") and said.err.count("\n") == 1, said
-        return said.err
+        """Run a command that must fail with this exit code; returns its one line on stderr."""
+        output = self(*args, stdin=stdin)
+        assert output.code == code, output
+        assert output.out == "", output
+        assert output.err.startswith("millpond: ") and output.err.count("\n") == 1, output
+        return output.err
 
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    for name in ("MILLPOND_URL", "MILLPOND_SCHEMA", "MILLPOND_TABLE_PREFIX"):
+    for name in COMMAND_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     return Cli(capsys, monkeypatch)
 
@@ -67,7 +72,7 @@ def empty_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=KINDS)
 def url(request: pytest.FixtureRequest, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A migrated database, which MILLPOND_URL names."""
+    """URL of a migrated database, also in MILLPOND_URL."""
     url = empty_database(request, request.param)
     if request.param == "sqlite":
         cli.ok("migrate", url)
@@ -75,11 +80,10 @@ def url(request: pytest.FixtureRequest, cli: Cli, monkeypatch: pytest.MonkeyPatc
     return url
 
 
-def with_store(url: str, work: Callable[[Store], Coroutine[Any, Any, Any]], **options: Any) -> Any:
+def with_store(url: str, work: Callable[[Transport], Coroutine[Any, Any, Any]], **options: Any) -> Any:
     async def run_it() -> Any:
         store = await connect(url, **options)
         try:
-            assert isinstance(store, Store)
             return await work(store)
         finally:
             await store.close()
@@ -88,7 +92,7 @@ def with_store(url: str, work: Callable[[Store], Coroutine[Any, Any, Any]], **op
 
 
 def published(url: str, messages: Sequence[Message]) -> list[str]:
-    async def work(store: Store) -> list[str]:
+    async def work(store: Transport) -> list[str]:
         return [str(p.id) for p in await store.publish(messages)]
 
     ids: list[str] = with_store(url, work)
@@ -98,7 +102,7 @@ def published(url: str, messages: Sequence[Message]) -> list[str]:
 def settled(url: str, queue: str, outcome: Callable[[Claim], Any], limit: int = 1000) -> list[str]:
     """Claim from a queue and settle by `outcome`; returns the ids."""
 
-    async def work(store: Store) -> list[str]:
+    async def work(store: Transport) -> list[str]:
         claims = await store.claim([queue], limit=limit)
         assert await store.settle([outcome(claim) for claim in claims]) == []
         return [str(claim.receipt.id) for claim in claims]

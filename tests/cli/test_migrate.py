@@ -1,22 +1,20 @@
-"""`millpond migrate`, and the SQL that it prints for people who manage their schema themselves."""
+"""`millpond migrate`, and the SQL that it prints for users who manage their schema themselves."""
 
 import asyncio
 import sqlite3
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psycopg
-import pymysql
 import pytest
-from pymysql.constants import CLIENT
 
 import millpond
 from millpond.errors import NotMigrated, SchemaMismatch
 from tests.cli.conftest import Cli
+from tests.sql.shells import run_shell
 
 
 def connects(url: str, **options: str) -> None:
-    """A store that works: it publishes, claims and settles."""
+    """Connect, then publish, claim and settle a message."""
 
     async def use() -> None:
         store = await millpond.connect(url, **options, migrate=False)
@@ -31,39 +29,22 @@ def connects(url: str, **options: str) -> None:
 
 
 def execute(url: str, script: str) -> None:
-    """As somebody's own tool would: the plain driver, the whole script."""
-    parts = urlsplit(url)
-    match parts.scheme:
-        case "sqlite":
-            with sqlite3.connect(parts.path[1:]) as connection:
-                connection.executescript(script)
-            connection.close()
-        case "postgresql":
-            with psycopg.connect(url) as postgres:
-                postgres.execute(script.encode())
-        case _:
-            mysql = pymysql.connect(
-                host=parts.hostname,
-                port=parts.port or 3306,
-                user=parts.username,
-                password=parts.password or "",
-                database=parts.path[1:],
-                client_flag=CLIENT.MULTI_STATEMENTS,
-            )
-            with mysql, mysql.cursor() as cursor:
-                cursor.execute(script)
-                while cursor.nextset():
-                    pass
-                mysql.commit()
+    """Run the whole script: with the server's command line, or with SQLite's driver."""
+    if url.startswith("sqlite"):
+        with sqlite3.connect(urlsplit(url).path[1:]) as connection:
+            connection.executescript(script)
+        connection.close()
+    else:
+        run_shell(url, script)
 
 
-def test_says_what_was_applied_and_then_that_nothing_was_to_do(cli: Cli, empty_url: str) -> None:
-    said = cli.ok("migrate", empty_url)
-    assert said.out.startswith("applied 0001_queue, ")
+def test_prints_the_applied_migrations_and_then_that_nothing_was_to_do(cli: Cli, empty_url: str) -> None:
+    output = cli.ok("migrate", empty_url)
+    assert output.out.startswith("applied 0001_queue, ")
     connects(empty_url)
     assert cli.ok("migrate", empty_url).out.startswith("nothing to do: ")
     password = urlsplit(empty_url).password
-    assert password is None or password not in said.out
+    assert password is None or password not in output.out
 
 
 def test_takes_the_url_as_an_option_and_from_the_environment(
@@ -97,8 +78,8 @@ def test_the_printed_sql_has_the_schema(cli: Cli, postgres_url: str) -> None:
     "url", ["sqlite:///nowhere/x.db", "postgresql://u:secret@nowhere/d", "mariadb://u:secret@nowhere/d"]
 )
 def test_printing_sql_connects_to_nothing(cli: Cli, url: str) -> None:
-    said = cli.ok("migrate", url, "--sql")
-    assert "CREATE TABLE" in said.out and "secret" not in said.out
+    output = cli.ok("migrate", url, "--sql")
+    assert "CREATE TABLE" in output.out and "secret" not in output.out
 
 
 def test_the_printed_sql_equals_what_migrate_makes(cli: Cli, tmp_path: Path) -> None:
@@ -115,9 +96,9 @@ def test_the_printed_sql_equals_what_migrate_makes(cli: Cli, tmp_path: Path) -> 
     assert [name for name, _ in tables("printed.db")] == [name for name, _ in tables("migrated.db")]
 
 
-def test_a_database_of_a_later_version_is_told(cli: Cli, empty_url: str) -> None:
+def test_a_database_of_a_later_version_is_an_error(cli: Cli, empty_url: str) -> None:
     cli.ok("migrate", empty_url)
-    execute(empty_url, "INSERT INTO message_migration (version, name, applied_at) VALUES (99, 'later', 0);")
+    execute(empty_url, "INSERT INTO millpond_migration (version, name, applied_at) VALUES (99, 'later', 0);")
     with pytest.raises(SchemaMismatch):
         connects(empty_url)
     error = cli.fails(1, "stats", "--url", empty_url)
@@ -125,5 +106,7 @@ def test_a_database_of_a_later_version_is_told(cli: Cli, empty_url: str) -> None
 
 
 def test_memory_has_nothing_to_migrate(cli: Cli) -> None:
-    assert "DURABLE" in cli.fails(2, "migrate", "memory://")
-    assert "lives and dies with one process" in cli.fails(2, "stats", "--url", "memory://")
+    assert "memory:// has no tables to migrate" in cli.fails(2, "migrate", "memory://")
+    assert "give the URL of a database" in cli.fails(2, "migrate", "amqp://localhost", "--sql")
+    assert "--queue is for a broker" in cli.fails(2, "migrate", "sqlite:///x.db", "--queue", "q")
+    assert "exists in one process only" in cli.fails(2, "stats", "--url", "memory://")

@@ -9,6 +9,8 @@ from millpond.codec import CONTENT_TYPE, TEXT
 from millpond.message import Claim
 from tests.cli.conftest import Cli, with_store
 
+pytestmark = pytest.mark.slow_on_servers
+
 
 def claimed(url: str, queue: str = "orders") -> list[Claim]:
     claims: list[Claim] = with_store(url, lambda store: store.claim([queue], limit=1000))
@@ -16,17 +18,17 @@ def claimed(url: str, queue: str = "orders") -> list[Claim]:
 
 
 def test_prints_the_id(cli: Cli, url: str) -> None:
-    said = cli.ok("publish", "orders", '{"sku": 7}')
+    output = cli.ok("publish", "orders", '{"sku": 7}')
     (claim,) = claimed(url)
-    assert said.out == f"{claim.receipt.id}\n"
+    assert output.out == f"{claim.receipt.id}\n"
     assert (claim.message.payload, dict(claim.message.headers)) == (b'{"sku": 7}', {})
 
 
-def test_takes_all_that_a_message_has(cli: Cli, url: str) -> None:
+def test_takes_all_fields_of_a_message(cli: Cli, url: str) -> None:
     id_ = str(uuid4())
     options = ["--id", id_, "--key", "customer-7", "--priority", "10", "--expires", "1h"]
-    said = cli.ok("publish", "orders", "7", *options, "--header", "trace=x", "--header", "a=b=c", "--json")
-    assert said.json == {"id": id_, "new": True}
+    output = cli.ok("publish", "orders", "7", *options, "--header", "trace=x", "--header", "a=b=c", "--json")
+    assert output.json == {"id": id_, "new": True}
     (claim,) = claimed(url)
     message = claim.message
     assert (str(message.id), message.key, message.priority) == (id_, "customer-7", 10)
@@ -37,18 +39,21 @@ def test_takes_all_that_a_message_has(cli: Cli, url: str) -> None:
 def test_a_delayed_message_is_not_due_yet(cli: Cli, url: str) -> None:
     cli.ok("publish", "orders", "1", "--delay", "15m")
     cli.ok("publish", "orders", "2", "--due-at", "2999-01-31T08:00:00Z")
+    for text in ("soon", "tomorrow"):
+        assert "neither a duration (30s, 7d) nor a time" in cli.fails(2, "publish", "orders", "3", "--expires", text)
+    assert "has no time zone" in cli.fails(2, "publish", "orders", "3", "--expires", "2999-01-31T08:00:00")
     assert claimed(url) == []
-    rows = with_store(url, lambda store: store.browse("orders"))
+    rows = with_store(url, lambda store: store.operations.browse("orders"))
     assert rows[0].due_us == rows[0].created_us + 900 * 1_000_000
     assert rows[1].due_at.isoformat() == "2999-01-31T08:00:00+00:00"
 
 
-def test_the_same_id_twice_is_harmless_and_said(cli: Cli, url: str) -> None:
+def test_the_same_id_twice_is_harmless_and_reported(cli: Cli, url: str) -> None:
     id_ = str(uuid4())
     cli.ok("publish", "orders", "1", "--id", id_)
-    said = cli("publish", "orders", "1", "--id", id_)
-    assert (said.code, said.out) == (0, f"{id_}\n")
-    assert said.err == "millpond: a message with this id was published before; nothing was added\n"
+    output = cli("publish", "orders", "1", "--id", id_)
+    assert (output.code, output.out) == (0, f"{id_}\n")
+    assert output.err == "millpond: a message with this id was already published; nothing was added\n"
     assert cli("publish", "orders", "1", "--id", id_, "--json").json == {"id": id_, "new": False}
     assert len(claimed(url)) == 1
 
@@ -58,14 +63,14 @@ def test_reads_a_body_from_stdin(cli: Cli, url: str) -> None:
     assert claimed(url)[0].message.payload == b'{"sku": 8}\n'
 
 
-def test_sends_text_when_told_to(cli: Cli, url: str) -> None:
+def test_sends_text_with_the_option_text(cli: Cli, url: str) -> None:
     cli.ok("publish", "orders", "hello, wörld", "--text")
     (claim,) = claimed(url)
     assert claim.message.payload.decode() == "hello, wörld"
     assert claim.message.headers == {CONTENT_TYPE: TEXT}
 
 
-def test_publishes_a_message_a_line(cli: Cli, url: str, tmp_path: Path) -> None:
+def test_publishes_a_message_per_line(cli: Cli, url: str, tmp_path: Path) -> None:
     lines = b"".join(b'{"sku": %d}\n' % n for n in range(100)) + b"\n"
     ids = cli.ok("publish", "orders", "--json-lines", "-", "--key", "k", stdin=lines).out.split()
     assert len(set(ids)) == 100 and UUID(ids[0])
@@ -84,9 +89,9 @@ def test_a_bad_line_publishes_nothing(cli: Cli, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "text"),
     [
-        (["orders"], "Give a body"),
+        (["orders"], "no body given"),
         (["orders", "1", "--json-lines", "-"], "not both"),
         (["orders", "hello"], "--text"),
         (["orders", "{"], "--text"),
@@ -106,10 +111,10 @@ def test_a_bad_line_publishes_nothing(cli: Cli, url: str) -> None:
         (["orders", "1", "--prioritty", "1"], "--prioritty"),
     ],
 )
-def test_bad_input_is_told_and_nothing_is_published(
-    cli: Cli, sqlite_url: str, monkeypatch: pytest.MonkeyPatch, args: list[str], says: str
+def test_bad_input_is_an_error_and_nothing_is_published(
+    cli: Cli, sqlite_url: str, monkeypatch: pytest.MonkeyPatch, args: list[str], text: str
 ) -> None:
     cli.ok("migrate", sqlite_url)
     monkeypatch.setenv("MILLPOND_URL", sqlite_url)
-    assert says in cli.fails(2, "publish", *args)
-    assert with_store(sqlite_url, lambda store: store.browse()) == []
+    assert text in cli.fails(2, "publish", *args)
+    assert with_store(sqlite_url, lambda store: store.operations.browse()) == []

@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
-from millpond import Capability, ManualClock, Store
+from millpond import Capability, ManualClock, Transport
 from tests.conformance.backends import BACKENDS, Backend
+from tests.patience import patient_shards
 from tests.stores import clock, handles
 
-Connect = Callable[..., Awaitable[Store]]
+Connect = Callable[..., Awaitable[Transport]]
 
 __all__ = ["clock"]
 
@@ -19,7 +20,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "requires(capability): runs only over transports that have it")
 
 
-@pytest.fixture(scope="session", params=BACKENDS)
+SLOW = ("postgres_shards", "mixed_postgres_shards")
+"""Every call goes to three databases. `make test` has three shards on SQLite."""
+
+
+@pytest.fixture(
+    scope="session", params=[pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in BACKENDS]
+)
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     yield from BACKENDS[request.param](request)
 
@@ -32,17 +39,18 @@ async def connect(backend: Backend, clock: ManualClock, request: pytest.FixtureR
         (capability,) = mark.args
         if capability not in await capabilities(backend, clock):
             pytest.skip(f"lacks {capability}")
-    async with handles(backend, clock) as connect:
-        yield connect
+    with patient_shards():
+        async with handles(backend, clock) as connect:
+            yield connect
 
 
 @pytest.fixture
-async def transport(connect: Connect) -> Store:
+async def transport(connect: Connect) -> Transport:
     return await connect()
 
 
 async def capabilities(backend: Backend, clock: ManualClock) -> Capability:
-    """Asked once of each."""
+    """The capabilities of a backend, read once from its transport."""
     if backend not in _known:
         transport = await backend.connect(clock=clock)
         _known[backend] = transport.capabilities

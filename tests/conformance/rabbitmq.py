@@ -1,8 +1,8 @@
 """RabbitMQ whose time stands still until a test moves it.
 
 A broker times delays by its own clock, which no test can set. Here a delayed message waits in this file instead of a
-wait queue, until the test's clock says that it is due; then it goes to its queue as the broker would send it. All
-else is the broker's. How the broker keeps time is tested in tests/rabbitmq, by its own clock.
+wait queue until it is due by the test's clock; then it goes to its queue as the broker would send it. Everything else
+is done by the broker. Tests in tests/rabbitmq use the broker's own clock.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from itertools import count
 from typing import Any
 
 import millpond
-from millpond import ManualClock, Store
-from millpond.transports.rabbitmq.publisher import Parcel, Publisher
+from millpond import ManualClock, Transport
+from millpond.transports.rabbitmq.outgoing import OutgoingMessage
 
-VERBS = ("publish", "claim", "extend", "settle", "wait", "reap")
+VERBS = ("publish", "claim", "extend", "settle", "wait")
 
 
 class RabbitByHand:
@@ -26,7 +26,7 @@ class RabbitByHand:
         self._url = url
         self._handles: list[Any] = []
         self._queues: set[str] = set()
-        self._waiting: list[tuple[int, int, Parcel]] = []
+        self._waiting: list[tuple[int, int, OutgoingMessage]] = []
         self._number = count()
 
     def empty(self) -> None:
@@ -34,31 +34,41 @@ class RabbitByHand:
             self._queues |= handle.topology.known
         self._handles, self._waiting = [], []
 
-    async def connect(self, **options: Any) -> Store:
+    async def connect(self, **options: Any) -> Transport:
         clock: ManualClock = options.setdefault("clock", ManualClock())
-        options.setdefault("consumer_timeout", 30 * 86_400)  # no broker waits so long, but its clock stands still
+        options.setdefault(
+            "consumer_timeout", 30 * 86_400
+        )  # longer than any broker waits, because the clock stands still
         handle: Any = await millpond.connect(self._url, **options)
         if self._queues:
             await self._purge(handle)
         self._handles.append(handle)
-        send = handle.publisher.send
+        send, send_each = handle.publisher.send, handle.publisher.send_each
 
-        async def send_or_hold(parcels: Sequence[Parcel]) -> None:
-            for parcel in parcels:
-                if parcel.delay_us > 0:
-                    due = clock.now() + parcel.delay_us
-                    heapq.heappush(self._waiting, (due, next(self._number), Parcel(parcel.envelope)))
-            if now := [parcel for parcel in parcels if parcel.delay_us <= 0]:
-                await send(now)
+        def hold(messages: Sequence[OutgoingMessage]) -> list[OutgoingMessage]:
+            """Keep messages with a delay, and return the others."""
+            for message in messages:
+                if message.delay_us > 0:
+                    due = clock.now() + message.delay_us
+                    heapq.heappush(self._waiting, (due, next(self._number), OutgoingMessage(message.envelope)))
+            return [message for message in messages if message.delay_us <= 0]
 
-        handle.publisher.send = send_or_hold
+        async def send_or_hold(messages: Sequence[OutgoingMessage]) -> None:
+            await send(hold(messages))
+
+        async def send_each_or_hold(messages: Sequence[OutgoingMessage]) -> list[Exception | None]:
+            errors = iter(await send_each(hold(messages)))
+            return [None if message.delay_us > 0 else next(errors) for message in messages]
+
+        handle.publisher.send, handle.publisher.send_each = send_or_hold, send_each_or_hold
         for verb in VERBS:
-            self._keep_time(handle, verb, clock, handle.publisher, send)
+            self._keep_time(handle, verb, clock, send)
+        self._keep_time(handle.workers, "reap", clock, send)
         return handle  # type: ignore[no-any-return]
 
-    def _keep_time(self, handle: Any, verb: str, clock: ManualClock, publisher: Publisher, send: Any) -> None:
-        """Before each verb, what has fallen due since goes to its queue."""
-        do = getattr(handle, verb)
+    def _keep_time(self, room: Any, verb: str, clock: ManualClock, send: Any) -> None:
+        """Send due messages to their queues before each call of a verb."""
+        do = getattr(room, verb)
 
         async def on_time(*args: Any, **options: Any) -> Any:
             due = []
@@ -71,11 +81,11 @@ class RabbitByHand:
                 args = (args[0], min(args[1], seconds) if isinstance(args[1], float) else args[1])
             return await do(*args, **options)
 
-        setattr(handle, verb, on_time)
+        setattr(room, verb, on_time)
 
     async def _purge(self, handle: Any) -> None:
-        """What the last test has left; all before it did so too."""
-        channel = await handle.publishing.channel()
+        """Purge the queues of the last test. Each test before it did the same."""
+        channel = await handle.publisher_pool.channel()
         while self._queues:
             await channel._underlay.queue_purge(self._queues.pop())
         await channel.close()

@@ -1,4 +1,4 @@
-"""Archive: what settled messages leave behind: state, counters, times, reason, error."""
+"""Archive: settled messages with state, counters, times, reason and error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from millpond import Ack, Capability, GiveBack, ManualClock, Nack, Reject, Row, State, Store
+from millpond import Ack, Capability, GiveBack, ManualClock, Nack, Reject, Row, State, Transport
 from millpond.errors import InvalidOption
 from millpond.message import new_id
 from tests.conformance.backends import requires
@@ -21,8 +21,8 @@ pytestmark = requires(Capability.ARCHIVE | Capability.BROWSE)
 SECOND = 1_000_000
 
 
-async def test_success_leaves_one_completed_row(transport: Store, clock: ManualClock) -> None:
-    """FS-C1: counters 1/1, created < first = acquired <= last <= archived; the queue is empty"""
+async def test_success_leaves_one_completed_row(transport: Transport, clock: ManualClock) -> None:
+    """Counters 1/1, created < first = acquired <= last <= archived; the queue is empty."""
     start = clock.now()
     id_ = await publish(transport, b"body", key="k", priority=3, headers={"a": [1]}, expires=3600)
     clock.advance(1)
@@ -48,20 +48,20 @@ async def test_success_leaves_one_completed_row(transport: Store, clock: ManualC
         archived_us=start + 3 * SECOND,
     )
     assert await counts(transport) == {State.COMPLETED: 1}
-    assert await transport.browse("q") == []
+    assert await transport.operations.browse("q") == []
 
 
-async def test_nothing_is_archived_by_request(transport: Store) -> None:
-    """FS-C1, FS-C4: retention off"""
+async def test_nothing_is_archived_by_request(transport: Transport) -> None:
+    """`keep=False`."""
     await transport.publish([message(b"1"), message(b"2")])
     one, two = await transport.claim(["q"], 2)
     assert await transport.settle([Ack(one.receipt, keep=False), Reject(two.receipt, keep=False)]) == []
     assert await counts(transport) == {}
-    assert await transport.find([one.receipt.id, two.receipt.id]) == []
+    assert await transport.operations.find([one.receipt.id, two.receipt.id]) == []
 
 
-async def test_a_retry_is_visible(transport: Store, clock: ManualClock) -> None:
-    """FS-C3: RETRYABLE, 1/1, due after the delay, lease cleared, archive empty"""
+async def test_a_retry_is_visible(transport: Transport, clock: ManualClock) -> None:
+    """RETRYABLE, 1/1, due after the delay, lease cleared, archive empty."""
     start = clock.now()
     id_ = await publish(transport)
     claim = await claim_one(transport)
@@ -73,11 +73,11 @@ async def test_a_retry_is_visible(transport: Store, clock: ManualClock) -> None:
     assert waiting.lease_us is None and waiting.archived_us is None
     assert (waiting.first_attempt_us, waiting.last_attempt_us) == (start, start + 1 * SECOND)
     assert waiting.error == "ValueError: no"
-    assert await transport.archived("q") == []
+    assert await transport.operations.archived("q") == []
 
 
-async def test_a_claimed_message_is_visible(transport: Store, clock: ManualClock) -> None:
-    """FS-C5: what a crash leaves: PROCESSING, attempts 0, deliveries 1"""
+async def test_a_claimed_message_is_visible(transport: Transport, clock: ManualClock) -> None:
+    """After a crash: PROCESSING, attempts 0, deliveries 1."""
     start = clock.now()
     id_ = await publish(transport)
     await claim_one(transport, lease=30)
@@ -87,8 +87,8 @@ async def test_a_claimed_message_is_visible(transport: Store, clock: ManualClock
     assert held.first_attempt_us is None and held.last_attempt_us is None
 
 
-async def test_a_message_given_back_is_as_before(transport: Store, clock: ManualClock) -> None:
-    """FS-C8, FS-C15: PENDING, delivery not counted, lease cleared"""
+async def test_a_message_given_back_is_as_before(transport: Transport, clock: ManualClock) -> None:
+    """PENDING, delivery not counted, lease cleared."""
     id_ = await publish(transport)
     before = await row(transport, id_)
     claim = await claim_one(transport)
@@ -99,8 +99,8 @@ async def test_a_message_given_back_is_as_before(transport: Store, clock: Manual
     assert (after.due_us, after.lease_us, after.first_attempt_us) == (before.due_us, None, None)
 
 
-async def test_a_rejected_message_is_kept_with_its_reason(transport: Store, clock: ManualClock) -> None:
-    """FS-C4, ORB-D2: dead-lettered and kept"""
+async def test_a_rejected_message_is_kept_with_its_reason(transport: Transport, clock: ManualClock) -> None:
+    """Dead-lettered and kept."""
     id_ = await publish(transport, b"body")
     claim = await claim_one(transport)
     await transport.settle([Reject(claim.receipt, reason="bad address", error="ValueError: no such street")])
@@ -110,7 +110,7 @@ async def test_a_rejected_message_is_kept_with_its_reason(transport: Store, cloc
     assert (failed.deliveries, failed.attempts) == (1, 1)
 
 
-async def test_a_reject_without_an_attempt_counts_none(transport: Store) -> None:
+async def test_a_reject_without_an_attempt_counts_none(transport: Transport) -> None:
     id_ = await publish(transport)
     claim = await claim_one(transport)
     await transport.settle([Reject(claim.receipt, reason="unreadable", attempted=False)])
@@ -119,7 +119,7 @@ async def test_a_reject_without_an_attempt_counts_none(transport: Store) -> None
 
 
 @pytest.mark.parametrize(("last", "error"), [(None, "second"), ("third", "third")])
-async def test_the_last_error_survives(transport: Store, last: str | None, error: str) -> None:
+async def test_the_last_error_survives(transport: Transport, last: str | None, error: str) -> None:
     id_ = await publish(transport)
     for text in ("first", "second"):
         claim = await claim_one(transport)
@@ -129,7 +129,7 @@ async def test_the_last_error_survives(transport: Store, last: str | None, error
     assert (await row(transport, id_)).error == error
 
 
-async def test_first_and_last_attempt_over_several(transport: Store, clock: ManualClock) -> None:
+async def test_first_and_last_attempt_over_several(transport: Transport, clock: ManualClock) -> None:
     start = clock.now()
     id_ = await publish(transport)
     for _ in range(3):
@@ -142,7 +142,7 @@ async def test_first_and_last_attempt_over_several(transport: Store, clock: Manu
     assert (waiting.first_attempt_us, waiting.last_attempt_us) == (start, start + 5 * SECOND)
 
 
-async def test_a_crash_between_is_no_attempt(transport: Store, clock: ManualClock) -> None:
+async def test_a_crash_between_is_no_attempt(transport: Transport, clock: ManualClock) -> None:
     start = clock.now()
     id_ = await publish(transport)
     await claim_one(transport, lease=1)
@@ -155,17 +155,15 @@ async def test_a_crash_between_is_no_attempt(transport: Store, clock: ManualCloc
     assert (done.first_attempt_us, done.last_attempt_us) == (start + 1 * SECOND, start + 2 * SECOND)
 
 
-async def test_settling_twice_leaves_one_row(transport: Store) -> None:
-    """FS-C19"""
+async def test_settling_twice_leaves_one_row(transport: Transport) -> None:
     id_ = await publish(transport)
     claim = await claim_one(transport)
     for _ in range(3):
         assert await transport.settle([Ack(claim.receipt)]) == []
-    assert len(await transport.find([id_])) == 1
+    assert len(await transport.operations.find([id_])) == 1
 
 
-async def test_states_are_counted_per_queue(transport: Store, clock: ManualClock) -> None:
-    """TSK-C6: stats"""
+async def test_states_are_counted_per_queue(transport: Transport, clock: ManualClock) -> None:
     await transport.publish([message(b"") for _ in range(15)])
     await transport.publish([message(b"", "other") for _ in range(2)])
     claims = await transport.claim(["q"], 10)
@@ -186,7 +184,7 @@ async def test_states_are_counted_per_queue(transport: Store, clock: ManualClock
     assert await counts(transport, "other") == {State.PENDING: 2}
 
 
-# --- record: what another transport has settled -----------------------------------------------------------
+# --- record: messages that another transport settled ------------------------------------------------------
 
 
 def settled(id_: UUID, state: State = State.COMPLETED, **fields: Any) -> Row:
@@ -200,51 +198,51 @@ def settled(id_: UUID, state: State = State.COMPLETED, **fields: Any) -> Row:
     )
 
 
-async def test_a_recorded_message_is_archived_as_the_row_tells(transport: Store, clock: ManualClock) -> None:
+async def test_a_recorded_message_is_archived_as_the_row_tells(transport: Transport, clock: ManualClock) -> None:
     rows = [settled(new_id()), settled(new_id(), State.FAILED, key=None, headers={}, expires_us=None, error="\0")]
-    assert await transport.record(rows) == 2
+    assert await transport.operations.record(rows) == 2
     at = clock.now()
     expected = [msgspec.structs.replace(r, archived_us=at, error="e" if r.error == "e" else "�") for r in rows]
-    assert await transport.find([r.id for r in rows]) == expected
+    assert await transport.operations.find([r.id for r in rows]) == expected
     assert await counts(transport) == {State.COMPLETED: 1, State.FAILED: 1}
     assert await transport.claim(["q"]) == []
 
 
-async def test_recorded_once_for_each_state(transport: Store, clock: ManualClock) -> None:
+async def test_recorded_once_for_each_state(transport: Transport, clock: ManualClock) -> None:
     id_ = new_id()
     done, failed, other = settled(id_), settled(id_, State.FAILED), settled(new_id())
-    assert await transport.record([failed, failed, other]) == 2
-    assert await transport.record([other, done, failed]) == 1
-    assert [r.state for r in await transport.find([id_])] == [State.COMPLETED, State.FAILED]
+    assert await transport.operations.record([failed, failed, other]) == 2
+    assert await transport.operations.record([other, done, failed]) == 1
+    assert [r.state for r in await transport.operations.find([id_])] == [State.COMPLETED, State.FAILED]
     both = new_id()
-    assert await transport.record([settled(both), settled(both, State.FAILED)]) == 2
-    clock.advance(8 * 86_400)  # by then the id may have been used again, for another message
-    assert await transport.record([done]) == 1
-    assert await transport.record([]) == 0
+    assert await transport.operations.record([settled(both), settled(both, State.FAILED)]) == 2
+    clock.advance(8 * 86_400)  # by then another message may have the id
+    assert await transport.operations.record([done]) == 1
+    assert await transport.operations.record([]) == 0
 
 
-async def test_an_own_trace_is_not_what_another_transport_recorded(transport: Store) -> None:
-    """An outbox's relay acked it here; what became of it there is another thing"""
+async def test_an_own_trace_is_not_what_another_transport_recorded(transport: Transport) -> None:
+    """The relay of an outbox acked the message here; the other transport records its own result."""
     id_ = await publish(transport)
     await transport.settle([Ack((await claim_one(transport)).receipt)])
-    assert await transport.record([settled(id_)]) == 1
-    assert len(await transport.find([id_])) == 2
+    assert await transport.operations.record([settled(id_)]) == 1
+    assert len(await transport.operations.find([id_])) == 2
 
 
-async def test_many_are_recorded(transport: Store) -> None:
+async def test_many_are_recorded(transport: Transport) -> None:
     rows = [settled(new_id()) for _ in range(2_500)]
-    assert await transport.record(rows) == 2_500
-    assert await transport.record(rows) == 0
+    assert await transport.operations.record(rows) == 2_500
+    assert await transport.operations.record(rows) == 0
 
 
 async def test_two_who_record_copies_of_one_message(connect: Connect) -> None:
-    """Each looks when it is its turn: neither finds nothing there, and both enter it"""
+    """Each checks after it has the lock. Otherwise two callers would find no row, and both would insert it."""
     rows = [settled(new_id()) for _ in range(20)]
     handles = [await connect() for _ in range(4)]
-    counted = await asyncio.gather(*(handle.record(rows) for handle in handles for _ in range(5)))
+    counted = await asyncio.gather(*(handle.operations.record(rows) for handle in handles for _ in range(5)))
     assert sum(counted) == 20
 
 
-async def test_only_what_is_settled_can_be_recorded(transport: Store) -> None:
+async def test_only_what_is_settled_can_be_recorded(transport: Transport) -> None:
     with pytest.raises(InvalidOption, match="PENDING"):
-        await transport.record([settled(new_id(), State.PENDING)])
+        await transport.operations.record([settled(new_id(), State.PENDING)])

@@ -1,4 +1,4 @@
-"""Dedupe: publishing an id of the caller's own twice is harmless, and said."""
+"""Dedupe: to publish an id of the caller twice is harmless, and the result shows it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from millpond import Ack, Capability, ManualClock, Nack, Published, Reject, Store, id_from
+from millpond import Ack, Capability, ManualClock, Nack, Published, Reject, Transport, id_from
 from tests.conformance.backends import requires
 from tests.conformance.conftest import Connect
 from tests.conformance.messages import bodies, claim_one, message, publish
@@ -18,22 +18,21 @@ pytestmark = requires(Capability.DEDUPE)
 ORDER = id_from("order-7")
 
 
-async def test_the_second_publish_is_harmless_and_said(transport: Store) -> None:
-    """VT-C2, FS-D11"""
+async def test_the_second_publish_is_harmless_and_said(transport: Transport) -> None:
     assert await transport.publish([message(b"first", id=ORDER)]) == [Published(ORDER, new=True)]
     assert await transport.publish([message(b"second", id=ORDER)]) == [Published(ORDER, new=False)]
     assert await bodies(transport) == [b"first"]
 
 
-async def test_an_id_is_known_in_every_queue(transport: Store) -> None:
+async def test_an_id_is_known_in_every_queue(transport: Transport) -> None:
     await publish(transport, queue="a", id=ORDER)
     assert await transport.publish([message(queue="b", id=ORDER)]) == [Published(ORDER, new=False)]
     assert await bodies(transport, ["b"]) == []
 
 
 @pytest.mark.parametrize("outcome", [Ack, Reject, lambda r: Ack(r, keep=False), lambda r: Nack(r, delay=60)])
-async def test_an_id_is_known_after_it_was_claimed_and_settled(transport: Store, outcome: object) -> None:
-    """VT-C2: also in flight; ours: also settled, kept or not"""
+async def test_an_id_is_known_after_it_was_claimed_and_settled(transport: Transport, outcome: object) -> None:
+    """In flight, and settled: kept or not."""
     await publish(transport, id=ORDER)
     claim = await claim_one(transport)
     assert await transport.publish([message(id=ORDER)]) == [Published(ORDER, new=False)]
@@ -42,14 +41,14 @@ async def test_an_id_is_known_after_it_was_claimed_and_settled(transport: Store,
     assert await transport.claim(["q"], 10) == []
 
 
-async def test_twice_in_one_call_the_first_counts(transport: Store) -> None:
+async def test_twice_in_one_call_the_first_counts(transport: Transport) -> None:
     published = await transport.publish([message(b"1", id=ORDER), message(b"2"), message(b"3", id=ORDER)])
     assert [p.new for p in published] == [True, True, False]
     assert published[0].id == published[2].id == ORDER
     assert sorted(await bodies(transport)) == [b"1", b"2"]
 
 
-async def test_a_batch_of_known_and_new(transport: Store) -> None:
+async def test_a_batch_of_known_and_new(transport: Transport) -> None:
     ids = [id_from(str(n)) for n in range(60)]
     await transport.publish([message(b"", id=i) for i in ids[::3]])
     published = await transport.publish([message(b"", id=i) for i in ids])
@@ -58,8 +57,8 @@ async def test_a_batch_of_known_and_new(transport: Store) -> None:
     assert len(await transport.claim(["q"], 100)) == 60
 
 
-async def test_a_generated_id_given_again_is_known(transport: Store) -> None:
-    """A publisher that did not hear the answer publishes again, with the id it meant"""
+async def test_a_generated_id_given_again_is_known(transport: Transport) -> None:
+    """A publisher that lost the reply publishes again with the same id."""
     id_ = await publish(transport)
     assert await transport.publish([message(id=id_)]) == [Published(id_, new=False)]
     claim = await claim_one(transport)
@@ -68,7 +67,6 @@ async def test_a_generated_id_given_again_is_known(transport: Store) -> None:
 
 
 async def test_the_window_ends(connect: Connect, clock: ManualClock) -> None:
-    """VT-C2: possible after discard"""
     transport = await connect(dedupe_for=60)
     await publish(transport, b"1", id=ORDER)
     claim = await claim_one(transport)
@@ -90,7 +88,7 @@ async def test_a_message_that_is_still_there_outlasts_the_window(connect: Connec
     assert await transport.publish([message(id=ORDER)]) == [Published(ORDER, new=False)]
 
 
-async def test_the_default_window_is_a_week(transport: Store, clock: ManualClock) -> None:
+async def test_the_default_window_is_a_week(transport: Transport, clock: ManualClock) -> None:
     await publish(transport, id=ORDER)
     claim = await claim_one(transport)
     await transport.settle([Ack(claim.receipt, keep=False)])
@@ -103,7 +101,7 @@ async def test_the_default_window_is_a_week(transport: Store, clock: ManualClock
 async def test_many_publishers_of_one_id_at_once(connect: Connect) -> None:
     transports = [await connect() for _ in range(4)]
     ids = [UUID(int=n) for n in range(1, 31)]
-    # Each in another order: they must neither deadlock nor both believe to be first.
+    # Each in another order: they must not deadlock, and only one may be first.
     orders = [ids, ids[::-1], ids[15:] + ids[:15], ids[::2] + ids[1::2]]
     results = await asyncio.gather(
         *(t.publish([message(b"", id=i) for i in order]) for t, order in zip(transports, orders, strict=True))
@@ -113,6 +111,6 @@ async def test_many_publishers_of_one_id_at_once(connect: Connect) -> None:
     assert sorted(c.receipt.id for c in await transports[0].claim(["q"], 100)) == ids
 
 
-async def test_an_id_may_be_given_as_text(transport: Store) -> None:
+async def test_an_id_may_be_given_as_text(transport: Transport) -> None:
     assert await transport.publish([message(id=str(ORDER))]) == [Published(ORDER, new=True)]
     assert (await claim_one(transport)).message.id == ORDER

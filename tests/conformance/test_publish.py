@@ -1,4 +1,4 @@
-"""Publish: what goes in comes out, all or none."""
+"""Publish: messages arrive unchanged, all or none."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from uuid import UUID
 
 import pytest
 
-from millpond import Ack, ManualClock, Message, MillpondError, Store
+from millpond import Ack, ManualClock, Message, MillpondError, Transport
 from millpond.errors import BodyTooLarge
 from millpond.message import BODY_LIMIT, DEFAULT_PRIORITY
 from tests.conformance.messages import bodies, claim_one, message, publish
 
 
-async def test_a_message_arrives_as_it_was_published(transport: Store) -> None:
-    """ORB-C1, ORB-C10, TSK-C2"""
+async def test_a_message_arrives_as_it_was_published(transport: Transport) -> None:
     sent = Message(
         queue="orders",
         payload=b'{"sku": 7}',
@@ -33,10 +32,10 @@ async def test_a_message_arrives_as_it_was_published(transport: Store) -> None:
     )
     assert received.headers == sent.headers
     assert received.id == claim.receipt.id == published.id
-    assert (claim.deliveries, claim.attempts, claim.unfinished, claim.redelivered) == (1, 0, 0, False)
+    assert (claim.deliveries, claim.attempts, claim.crashes, claim.redelivered) == (1, 0, 0, False)
 
 
-async def test_defaults(transport: Store, clock: ManualClock) -> None:
+async def test_defaults(transport: Transport, clock: ManualClock) -> None:
     await publish(transport)
     claim = await claim_one(transport)
     assert claim.message.key is None
@@ -46,29 +45,27 @@ async def test_defaults(transport: Store, clock: ManualClock) -> None:
     assert claim.expires_us is None and claim.first_attempt_us is None
 
 
-async def test_generated_ids_are_uuid7_in_the_order_of_publishing(transport: Store) -> None:
+async def test_generated_ids_are_uuid7_in_the_order_of_publishing(transport: Transport) -> None:
     published = await transport.publish([message() for _ in range(50)])
     ids = [p.id for p in published]
     assert all(isinstance(i, UUID) and i.version == 7 for i in ids)
     assert ids == sorted(ids) and len(set(ids)) == 50
 
 
-async def test_nothing_to_publish_is_no_error(transport: Store) -> None:
-    """FS-C22"""
+async def test_nothing_to_publish_is_no_error(transport: Transport) -> None:
     assert await transport.publish([]) == []
 
 
 @pytest.mark.parametrize("count", [1, 3, 19, 20, 21, 500])
-async def test_batches_of_any_size_arrive_whole(transport: Store, count: int) -> None:
-    """TSK-C5; 20 is where a bulk load begins on some databases"""
+async def test_batches_of_any_size_arrive_whole(transport: Transport, count: int) -> None:
+    """From 20 messages on some databases use a bulk load."""
     await transport.publish([message(str(n).encode()) for n in range(count)])
     assert await bodies(transport, limit=count + 1) == [str(n).encode() for n in range(count)]
 
 
 async def test_a_batch_goes_to_several_queues_with_a_setting_of_each_message(
-    transport: Store, clock: ManualClock
+    transport: Transport, clock: ManualClock
 ) -> None:
-    """FS-C22: per-message overrides"""
     await transport.publish(
         [message(b"1", "a"), message(b"2", "b", priority=7), message(b"3", "b", delay=5), message(b"4", "a", key="k")]
     )
@@ -78,8 +75,8 @@ async def test_a_batch_goes_to_several_queues_with_a_setting_of_each_message(
     assert await bodies(transport, ["b"]) == [b"3"]
 
 
-async def test_one_bad_message_and_nothing_is_published(transport: Store) -> None:
-    """The defect behind FS-D4: a row that cannot be stored among good ones."""
+async def test_one_bad_message_and_nothing_is_published(transport: Transport) -> None:
+    """One row of the batch cannot be stored."""
     with pytest.raises(BodyTooLarge):
         await transport.publish([message(), message(bytes(BODY_LIMIT + 1)), message()])
     with pytest.raises(MillpondError):
@@ -87,8 +84,7 @@ async def test_one_bad_message_and_nothing_is_published(transport: Store) -> Non
     assert await transport.claim(["q"], 10) == []
 
 
-async def test_many_zones_one_moment(transport: Store, clock: ManualClock) -> None:
-    """FS-C22: zone converted"""
+async def test_many_zones_one_moment(transport: Transport, clock: ManualClock) -> None:
     due = datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC)
     await publish(transport, b"utc", due_at=due)
     await publish(transport, b"east", due_at=due.astimezone(timezone(timedelta(hours=5, minutes=30))))
@@ -99,8 +95,8 @@ async def test_many_zones_one_moment(transport: Store, clock: ManualClock) -> No
     assert {c.due_at for c in claims} == {due}
 
 
-async def test_another_handle_sees_it_at_once(transport: Store, connect: object) -> None:
-    """ORB-C12: two instances share"""
+async def test_another_handle_sees_it_at_once(transport: Transport, connect: object) -> None:
+    """Two handles share their messages."""
     other = await connect()  # type: ignore[operator]
     await publish(transport)
     claim = await claim_one(other)
@@ -108,7 +104,7 @@ async def test_another_handle_sees_it_at_once(transport: Store, connect: object)
     assert await other.settle([Ack(claim.receipt)]) == []
 
 
-async def test_payload_and_headers_do_not_change_with_the_callers_objects(transport: Store) -> None:
+async def test_payload_and_headers_do_not_change_with_the_callers_objects(transport: Transport) -> None:
     payload, headers = bytearray(b"before"), {"list": [1]}
     await publish(transport, payload, headers=headers)  # type: ignore[arg-type]
     payload[:] = b"after!"

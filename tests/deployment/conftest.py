@@ -1,4 +1,4 @@
-"""Networks that the tests here cut."""
+"""Proxies with which these tests cut connections."""
 
 from collections.abc import Iterator
 

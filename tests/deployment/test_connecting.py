@@ -1,9 +1,10 @@
-"""Connecting: each thing that can be wrong has its own error, soon, and no error tells the password."""
+"""Connecting: each mistake raises its own error, soon, and no error contains the password."""
 
 import logging
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -22,12 +23,14 @@ from millpond.errors import (
     MillpondError,
     MissingDriver,
     NotMigrated,
+    StoreError,
     UnknownDatabase,
     UnknownScheme,
     Unreachable,
 )
 from servers import MariaDB, Postgres, Proxy
 from tests.deployment.work import everything
+from tests.waiting import until
 
 CANARY = "c4n4ry"
 TRICKY = f"{CANARY}@:/?#[]% &=+;'\"\\$ü"
@@ -118,7 +121,7 @@ async def test_urls_that_cannot_be_meant(text: str, kind: type[Exception]) -> No
 
 
 async def test_a_misspelt_parameter_is_guessed() -> None:
-    assert "did you mean 'sslmode'?" in str(await error_of("postgresql://host/db?sslmod=require"))
+    assert "the nearest one is 'sslmode'" in str(await error_of("postgresql://host/db?sslmod=require"))
     assert "there are none" in str(await error_of("sqlite:///orders.db?mode=ro"))
 
 
@@ -131,7 +134,7 @@ async def test_tls_is_said_once() -> None:
 
 
 def whole_text(error: BaseException) -> str:
-    """All that a log would show of an error, and more: every cause, with its repr."""
+    """Everything that a log shows of an error, and more: every cause, with its repr."""
     texts = ["".join(traceback.format_exception(error))]
     seen: list[BaseException] = []
     cause: BaseException | None = error
@@ -146,7 +149,7 @@ def whole_text(error: BaseException) -> str:
 def tricky_urls(
     postgres_server: Postgres, postgres_url: str, mariadb_server: MariaDB, mariadb_url: str
 ) -> Iterator[list[str]]:
-    """Logins whose password has every character that could confuse a URL."""
+    """Logins whose password has every character with a meaning in a URL."""
     user, password = "tricky", quote(TRICKY, safe="")
     urls = []
     with psycopg.connect(postgres_url, autocommit=True) as c:
@@ -236,7 +239,7 @@ def tls_mariadb() -> Iterator[MariaDB]:
 
 @pytest.fixture
 def other_ca(tls_postgres: Postgres, tls_mariadb: MariaDB, request: pytest.FixtureRequest) -> dict[str, str]:
-    """For each server a certificate that did not sign the other's."""
+    """A certificate for each server; neither signed the other."""
     return {"postgres": str(tls_mariadb.certificate), "mariadb": str(tls_postgres.certificate)}
 
 
@@ -282,7 +285,17 @@ async def test_a_file_that_is_no_certificate(tmp_path: Path) -> None:
 
 
 async def test_a_server_without_tls(postgres_url: str, mariadb_url: str) -> None:
-    """A password is not sent in the clear to a server that was to be encrypted."""
+    """With TLS required, no password is sent to a server without TLS."""
     assert type(await error_of(f"{postgres_url}?sslmode=require")) is EncryptionFailed
     assert type(await error_of(postgres_url, tls=True)) is EncryptionFailed
     assert type(await error_of(mariadb_url, tls=True)) is EncryptionFailed
+
+
+async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    path = tmp_path / "orders.db"
+    path.write_text("no database" * 100)
+    threads = set(threading.enumerate())
+    for migrate in (None, True):
+        with pytest.raises(StoreError, match=r"orders\.db answered: DatabaseError: file is not a database"):
+            await millpond.connect(f"sqlite:///{path}", migrate=migrate)
+    await until(lambda: set(threading.enumerate()) <= threads, "the end of the threads")

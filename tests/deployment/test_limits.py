@@ -1,4 +1,4 @@
-"""Few connections for many calls, and no call that waits for ever."""
+"""Few connections for many calls; no call waits for ever."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ import millpond
 from millpond import Message, StoreUnavailable
 from servers import Proxy
 from tests.deployment.work import everything_at_once
-from tests.transactions.callers import address, sqlalchemy_url
+from tests.rooms.transactions.callers import address, sqlalchemy_url
 
 CALL_TIMEOUT = 1.0
 """Short, but longer than a call takes on a busy machine."""
@@ -32,11 +32,12 @@ def proxy(url: str, request: pytest.FixtureRequest) -> Proxy:
 
 
 def connections(url: str) -> int:
-    """Sessions in a test's own database, without this one."""
+    """Number of sessions in the test's database, without those of this function and of PostgreSQL's own processes."""
     if url.startswith("postgres"):
         with psycopg.connect(url) as c:
             text = (
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                "AND backend_type = 'client backend' AND query NOT LIKE '%pg_stat_activity%'"
             )
             return int(c.execute(text).fetchone()[0])  # type: ignore[index]
     with pymysql.connect(**address(url)) as c, c.cursor() as cursor:
@@ -79,7 +80,7 @@ async def test_a_call_that_is_cancelled_costs_no_connection(url: str) -> None:
 
 
 async def impatient(url: str, proxy: Proxy, **options: Any) -> Any:
-    """Migrated without haste."""
+    """A database that was migrated with the default timeouts."""
     await (await millpond.connect(url, migrate=True)).close()
     return await millpond.connect(proxy.url(url), call_timeout=CALL_TIMEOUT, **options)
 
@@ -87,7 +88,7 @@ async def impatient(url: str, proxy: Proxy, **options: Any) -> Any:
 async def test_a_black_hole_is_noticed(url: str, proxy: Proxy) -> None:
     store = await impatient(url, proxy, reconnect_timeout=1)
     proxy.black_hole()
-    big = [Message(queue="q", payload=bytes(900_000)) for _ in range(20)]  # more than any buffer takes
+    big = [Message(queue="q", payload=bytes(900_000)) for _ in range(20)]  # more than fits into any buffer
     calls: list[Any] = [
         store.publish([Message(queue="q", payload=b"x")]),
         store.publish(big),
@@ -106,7 +107,7 @@ async def test_a_black_hole_is_noticed(url: str, proxy: Proxy) -> None:
 
 
 async def test_a_short_black_hole_is_only_a_delay(url: str, proxy: Proxy) -> None:
-    """The call is made again by itself, and the message is there once."""
+    """The store repeats the call, and the message is there once."""
     store = await impatient(url, proxy, reconnect_timeout=60)
     proxy.black_hole()
     call = asyncio.create_task(store.publish([Message(queue="q", payload=b"x")]))

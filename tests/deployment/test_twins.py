@@ -1,7 +1,8 @@
-"""Two tries of one publish at once: the first is cut off but not yet over when the second begins."""
+"""Two tries of one publish at once: the first is cut off but still runs when the second begins."""
 
 import asyncio
 from contextlib import closing
+from typing import Any
 from uuid import uuid4
 
 import asyncpg
@@ -9,12 +10,13 @@ import pymysql
 
 import millpond
 from millpond import Message
-from tests.transactions.callers import address
+from tests.rooms.transactions.callers import address
+from tests.waiting import IS_WAITING, mariadb_waits, until
 
-# As the first try leaves it: the message is written, and not yet committed.
+# State after the first try: the message is written, but not committed.
 WRITTEN = (
-    "INSERT INTO message (id, queue, priority, lane, due_at, state, payload, created_at) "
-    "VALUES (%s, 'q', 50, 50, 0, 'PENDING', 'x', 0)"
+    "INSERT INTO millpond_message (id, queue, priority, due_at, state, payload, created_at) "
+    "VALUES (%s, 'q', 50, 0, 'PENDING', 'x', 0)"
 )
 
 
@@ -26,7 +28,7 @@ async def test_on_postgresql(postgres_url: str) -> None:
     await twin.execute(WRITTEN.replace("%s", "$1"), id_)
     second = asyncio.create_task(store.publish([Message(queue="q", payload=b"x", id=id_)]))
     async with asyncio.timeout(60):
-        while not await twin.fetchval("SELECT 1 FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110
+        while not await twin.fetchval(IS_WAITING):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await twin.execute("COMMIT")
     assert not (await second)[0].new
@@ -40,10 +42,13 @@ async def test_on_mariadb(mariadb_url: str) -> None:
     id_ = uuid4()
     with closing(pymysql.connect(**address(mariadb_url))) as twin, twin.cursor() as cursor:
         cursor.execute(WRITTEN, [id_.bytes])
+
+        def query(text: str) -> Any:
+            cursor.execute(text)
+            return cursor.fetchall()
+
         second = asyncio.create_task(store.publish([Message(queue="q", payload=b"x", id=id_)]))
-        async with asyncio.timeout(60):
-            while not cursor.execute("SELECT 1 FROM information_schema.innodb_lock_waits"):  # noqa: ASYNC110
-                await asyncio.sleep(0.2)  # the server answers with what it said before unless left alone for 0.1 s
+        await until(lambda: mariadb_waits(query), "the second try")
         twin.commit()
         assert not (await second)[0].new
     assert len(await store.claim(["q"], limit=10)) == 1

@@ -1,13 +1,13 @@
-"""A little of everything that a store does, to see that it does it somewhere."""
+"""A short run of every verb of a store, to prove that it works in some environment."""
 
 import asyncio
 from uuid import uuid4
 
-from millpond import Ack, Claim, GiveBack, Message, Nack, Reject, Store
+from millpond import Ack, Claim, GiveBack, Message, Nack, Reject, Transport
 
 
-async def everything(store: Store, queue: str) -> None:
-    """Publish in every way, claim, extend, settle in every way, browse; then nothing is left to claim."""
+async def everything(store: Transport, queue: str) -> None:
+    """Publish in every way, claim, extend, settle in every way, browse; afterwards the queue is empty."""
     given = [Message(queue=queue, payload=b"given", id=uuid4()) for _ in range(3)]
     assert [p.new for p in await store.publish(given)] == [True] * 3
     assert [p.new for p in await store.publish(given)] == [False] * 3
@@ -26,8 +26,8 @@ async def everything(store: Store, queue: str) -> None:
     assert await store.claim([queue]) == []
 
 
-async def claim_all(store: Store, queue: str, count: int) -> list[Claim]:
-    """A claim steps over what others hold for a moment, as neighbours of their own rows."""
+async def claim_all(store: Transport, queue: str, count: int) -> list[Claim]:
+    """A claim steps over rows that other sessions lock briefly as neighbours of these rows."""
     claims: list[Claim] = []
     async with asyncio.timeout(60):
         while len(claims) < count:
@@ -36,7 +36,7 @@ async def claim_all(store: Store, queue: str, count: int) -> list[Claim]:
     return claims
 
 
-async def everything_at_once(store: Store, tasks: int) -> None:
+async def everything_at_once(store: Transport, tasks: int) -> None:
     async with asyncio.TaskGroup() as group:
         for n in range(tasks):
             group.create_task(everything(store, f"queue-{n}"))

@@ -1,4 +1,4 @@
-"""A process that kills itself at a chosen point of its work, as `kill -9` from outside would."""
+"""A process that kills itself at a chosen point of its work, as `kill -9` from outside does."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 
 class Aimed:
-    """Counts the points that the process comes to, and kills it at the chosen one."""
+    """Counts the points that the process reaches, and kills it at the chosen one."""
 
     def __init__(self, aim: Aim | None) -> None:
         self._aim = aim
         self._count = 0
         self._took = 0.002
-        """Seconds that the last call took: the middle of the next one is within."""
+        """Duration of the last call in seconds; the next one is killed within that time."""
 
     def at(self, point: str) -> None:
         if self._is_hit(point, "before"):
@@ -35,13 +35,13 @@ class Aimed:
         started = time.monotonic()
         result = await call
         self._took = time.monotonic() - started
-        # A claim that brought nothing is over; one that brought messages dies with them in its hands.
+        # An empty claim does not count; after a claim with messages the process dies holding them.
         if (point != "claim" or result) and self._is_hit(point, "after"):
             die()
         return result
 
     def soon(self, point: str) -> None:
-        """Die at a moment by chance during what comes next."""
+        """Die at a random time during the next call."""
         if self._is_hit(point, "amid"):
             threading.Timer(random.uniform(0, self._took), die).start()
 
@@ -53,7 +53,7 @@ class Aimed:
 
 
 class AimedTransport:
-    """The worker's transport, with the points on the way to it."""
+    """The worker's transport, with a point before and after each call."""
 
     def __init__(self, inner: Any, aimed: Aimed) -> None:
         self._inner = inner
@@ -70,7 +70,7 @@ class AimedTransport:
 
 
 def take_aim(aimed: Aimed) -> None:
-    """Let every transport that is opened from now on have the points; nothing in the library is changed."""
+    """Add the points to every transport that is opened from now on, without changes in the library."""
     connect = transports.connect
 
     async def aimed_connect(*args: Any, **more: Any) -> Any:

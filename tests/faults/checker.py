@@ -1,4 +1,4 @@
-"""The checker: from what was published and what handlers did, what went wrong. Sets, and nothing else."""
+"""The checker: compares published messages with the effects of handlers, by sets only."""
 
 from __future__ import annotations
 
@@ -11,32 +11,40 @@ from tests.faults.effects import INSIDE, OUTSIDE, Run
 
 @dataclass
 class Tally:
-    """What became of the messages of one scenario."""
+    """Results of the messages of one scenario."""
 
     messages: int
     lost: set[str] = field(default_factory=set)
-    """Published, and after the drain neither effective nor among the dead letters."""
+    """Published, but after the drain without effect and not a dead letter."""
     unexpected: set[str] = field(default_factory=set)
-    """Delivered, and never published."""
+    """Delivered, but never published."""
     doubled: int = 0
     """Deliveries beyond the first of a message."""
     unflagged: set[str] = field(default_factory=set)
-    """Delivered again without being told so, or twice under one number of deliveries."""
+    """Delivered again without the redelivered flag, or twice with the same delivery count."""
     wrong: set[str] = field(default_factory=set)
     """The effect inside the ack's transaction did not happen exactly once."""
     recovered: int = 0
-    """Publish failed without an answer, and the message was delivered nevertheless."""
+    """Publish failed without an answer, but the message was delivered."""
     dead: set[str] = field(default_factory=set)
+    innocents: set[str] = field(default_factory=set)
+    """Dead letters that are no poison."""
 
     @property
     def faultless(self) -> bool:
-        return not (self.lost or self.unexpected or self.unflagged or self.wrong)
+        return not (self.lost or self.unexpected or self.unflagged or self.wrong or self.innocents)
 
 
 def check(
-    confirmed: Set[str], unknown: Set[str], runs: Iterable[Run], *, exact: Set[str] = frozenset(), dead: Set[str]
+    confirmed: Set[str],
+    unknown: Set[str],
+    runs: Iterable[Run],
+    *,
+    exact: Set[str] = frozenset(),
+    dead: Set[str],
+    poison: Set[str] = frozenset(),
 ) -> Tally:
-    """`exact`: the messages whose handler acks within its own transaction. `dead`: those in dead letters."""
+    """`exact`: handlers that ack within their own transaction. `dead`: dead letters; `poison`: those expected."""
     outside: defaultdict[str, list[Run]] = defaultdict(list)
     inside: Counter[str] = Counter()
     for run in runs:
@@ -50,6 +58,7 @@ def check(
     tally.unexpected = delivered - confirmed - unknown
     tally.recovered = len(unknown & delivered)
     tally.dead = set(dead)
+    tally.innocents = set(dead) - poison
     for number, its in outside.items():
         tally.doubled += len(its) - 1
         unflagged = sum(not run.redelivered for run in its) > 1

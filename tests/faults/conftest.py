@@ -1,9 +1,10 @@
-"""Each scenario runs on several databases: the short forms at once, since most of their time is waiting, the
-long ones (`--long`) one after the other, so that each has the machine to itself."""
+"""Each scenario runs on several databases. Short forms run concurrently, because they mostly wait; long ones (`--long`)
+run one after the other, because each needs the machine for itself."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,30 +14,44 @@ from uuid import uuid4
 import pytest
 
 from tests.conftest import FAULTS
-from tests.faults.ground import Ground, ground
+from tests.faults.disk import small_disk
 from tests.faults.report import LINES
+from tests.faults.setup import Setup, set_up
 
-Scenario = Callable[[Ground], Awaitable[None]]
+Scenario = Callable[[Setup], Awaitable[None]]
 Everywhere = Callable[..., Awaitable[None]]
 
 ONLY = "MILLPOND_FAULTS_ON"
-"""Names the databases to run on, if not on all."""
-SHORT_TIMEOUT, LONG_TIMEOUT = 600, 7200
+"""Environment variable with the databases to run on; default: all."""
+SHORT_TIMEOUT, LONG_TIMEOUT = 1200, 7200
 HERE = Path(__file__).parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "databases(*names, own=False): where a scenario runs; own: on servers to kill")
+    config.addinivalue_line(
+        "markers",
+        "databases(*names, own=False, small_disk=False, short=None): where a scenario runs; own: on servers to kill; "
+        "short: the database of its form in `make test`, the others are slow",
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "where" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("databases")
-        assert marker is not None, "say on which databases"
+        assert marker is not None, "the marker `databases` is missing"
         long = metafunc.config.getoption("--long")
         names = [name for name in marker.args if name in os.environ.get(ONLY, name)]
-        wheres = [(name,) for name in names] if long else [tuple(names)]
-        metafunc.parametrize("where", wheres, ids=["+".join(names) for names in wheres])
+        short = None if long else marker.kwargs.get("short")
+        wheres = [(name,) for name in names if long or name == short]
+        wheres += [tuple(name for name in names if name != short)] if not long else []
+        metafunc.parametrize(
+            "where",
+            [
+                pytest.param(where, id="+".join(where), marks=[pytest.mark.slow] if short not in (None, *where) else [])
+                for where in wheres
+                if where
+            ],
+        )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -45,20 +60,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT if long else SHORT_TIMEOUT))
             if long:
-                item.add_marker(pytest.mark.long)  # in this form each is, so that `-m long` finds them
+                item.add_marker(pytest.mark.long)  # in this form every test is long; `-m long` finds them
 
 
 @pytest.fixture
 def long(request: pytest.FixtureRequest) -> bool:
-    """Whether sizes are those of the long form."""
+    """Whether to use the sizes of the long form."""
     return bool(request.config.getoption("--long"))
 
 
 @pytest.fixture
 def everywhere(request: pytest.FixtureRequest, where: tuple[str, ...], tmp_path: Path, long: bool) -> Everywhere:
-    """Runs scenarios on each of the test's databases, each on one of its own; all must hold."""
+    """Run scenarios on each database of the test, each in a new database; all must pass."""
     marker = request.node.get_closest_marker("databases")
     kind = "own_{}" if marker.kwargs.get("own") else "{}_server"
+    on_small_disk = marker.kwargs.get("small_disk", False)
     servers = {name: request.getfixturevalue(kind.format(name)) for name in where if name != "sqlite"}
 
     def fresh(name: str, folder: Path) -> str:
@@ -69,9 +85,16 @@ def everywhere(request: pytest.FixtureRequest, where: tuple[str, ...], tmp_path:
         return str(servers[name].create_database(database))
 
     async def on(name: str, scenario: Scenario, folder: Path) -> None:
+        server = servers.get(name)
         try:
-            async with ground(name, fresh(name, folder), folder, servers.get(name)) as here:
-                await scenario(here)
+            with contextlib.ExitStack() as stack:
+                if on_small_disk:
+                    disk = stack.enter_context(small_disk(f"fault_{uuid4().hex[:12]}", server))
+                    url = disk.url
+                else:
+                    disk, url = None, fresh(name, folder)
+                async with set_up(name, url, folder, server, disk=disk, long=long) as here:
+                    await scenario(here)
         except Exception as e:
             e.add_note(f"on {name}")
             raise

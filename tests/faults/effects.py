@@ -1,6 +1,6 @@
-"""What handlers leave behind in the database: one row for each run, outside of or inside the ack's transaction.
+"""Effects of handlers in the database: one row for each run, outside or inside the transaction that acks.
 
-Written through the callers' own synchronous drivers, one connection for each thread, each row durable on return.
+They are written by synchronous drivers, one connection per thread; each row is durable on return.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ number VARCHAR(60) NOT NULL, place VARCHAR(10) NOT NULL, deliveries INT NOT NULL
 pid INT NOT NULL)
 """
 COMMIT = "COMMIT /* by the handler */"
-"""To be told from those of the worker on its way through a proxy."""
+"""The comment lets a proxy distinguish this commit from those of the worker."""
 ROW = "INSERT INTO effects (number, place, deliveries, redelivered, pid) VALUES (?, ?, ?, ?, ?)"
 
 
@@ -50,7 +50,7 @@ class Effects:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Any]:
-        """A transaction of ours; the connection is of the kind that `within=` takes."""
+        """A transaction; its connection is accepted by `within=`."""
         with self._connected() as connection:
             self._execute(connection, "BEGIN IMMEDIATE" if self._mark == "?" else "BEGIN")
             yield connection
@@ -76,7 +76,7 @@ class Effects:
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Any]:
-        """This thread's connection; a new one after any error, which closes it and so rolls back."""
+        """This thread's connection. Any error closes it, which rolls back; the next call opens a new one."""
         connection = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._local.connection = self.connect()
@@ -87,14 +87,14 @@ class Effects:
             raise
 
     def connect(self) -> Any:
-        """A connection in autocommit. Each driver is imported by who needs it: processes shall start quickly."""
+        """A connection in autocommit. Each driver is imported when needed, because processes must start quickly."""
         url = self._url
         if url.startswith("sqlite"):
             return sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None, timeout=30)
         if url.startswith("postgres"):
             import psycopg
 
-            # Never prepared: a proxy looks for the text of a statement.
+            # Never prepared: the proxy searches for the text of a statement.
             return psycopg.connect(url, autocommit=True, connect_timeout=5, prepare_threshold=None)
         import pymysql
 

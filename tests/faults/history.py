@@ -15,14 +15,14 @@ class History:
 
     @cached_property
     def _file(self) -> int:
-        # Only for those who write: whoever reads asks again and again, each time with a history of its own.
+        # Opened by writers only: readers make a new history for each read.
         return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def write(self, **facts: Any) -> None:
         os.write(self._file, json.dumps({"pid": os.getpid(), **facts}).encode() + b"\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """All whole lines so far."""
+        """All complete lines so far."""
         if not self._path.exists():
             return []
         lines = self._path.read_bytes().split(b"\n")[:-1]

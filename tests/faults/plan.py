@@ -1,4 +1,4 @@
-"""What a test tells the processes that it starts: one value, in one environment variable."""
+"""The plan that a test passes to the processes it starts: one value in one environment variable."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ VARIABLE = "MILLPOND_FAULTS"
 
 
 class Aim(msgspec.Struct, frozen=True):
-    """Where a process kills itself: the `nth` time that it comes to the point."""
+    """Where a process kills itself: the `nth` time that it reaches the point."""
 
     point: str
     """claim, settle, handler, effect, commit or committed; row, published or committing in publishers."""
     when: str = "before"
-    """before, amid or after: `amid` is a moment by chance while the call is under way."""
+    """before, amid or after: `amid` is a random time during the call."""
     nth: int = 1
 
 
@@ -25,17 +25,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str
     folder: str
-    """Where the process writes what only it knows, and finds the word to go on."""
+    """The folder of the process's own notes, and of the files that let it continue."""
     queues: dict[str, dict[str, Any]] = {}
-    """Queue, which is also the name of its handler in app.py, and the subscriber's options."""
+    """Queue, and the subscriber's options. Its name up to a hyphen is that of its handler in app.py."""
+    beside: dict[str, list[str]] = {}
+    """Handler, and the other queues of its subscriber."""
     effects_url: str | None = None
     """Where effects are written, if not by way of `url`."""
     connect: dict[str, Any] = {}
+    clock: str | None = None
+    """A file with the number of hours by which the database's clock is wrong."""
     hold: bool = False
-    """Handlers wait for a word, between their first effect and their end."""
+    """Handlers wait for a file between their first effect and their end."""
     aim: Aim | None = None
     driver: str = ""
-    """For publishers: whose connection they publish within."""
+    """For publishers: the driver of the connection that they publish within."""
     producer: str = ""
 
     def environment(self) -> dict[str, str]:

@@ -38,7 +38,7 @@ class Process:
 
     @property
     def code(self) -> int | None:
-        """How it ended: minus the signal that killed it; None while it lives."""
+        """The exit code, or minus the signal that killed it; None while it is alive."""
         return self._popen.poll()
 
     @property
@@ -53,14 +53,14 @@ class Process:
         self._popen.send_signal(number)
 
     def kill(self) -> None:
-        """`kill -9`, and those it started with it."""
+        """`kill -9` of the process and its children."""
         for pid in family(self.pid) if self.code is None else []:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._popen.wait()
 
     async def began(self, within: float = SOON) -> None:
-        """Its worker is at work, and understands signals."""
+        """Whether its worker runs and handles signals."""
 
         def is_told() -> bool:
             return any(line.get("began") and line["pid"] == self.pid for line in history(self.plan.folder).read())
@@ -97,27 +97,27 @@ class Processes:
         return process
 
     @contextlib.asynccontextmanager
-    async def crew(self, count: int, plan: Plan) -> AsyncIterator[list[Process]]:
-        """So many workers; whichever ends is replaced, until this does."""
-        crew = [self.start(plan) for _ in range(count)]
+    async def keep_workers(self, count: int, plan: Plan) -> AsyncIterator[list[Process]]:
+        """A number of workers; one that ends is replaced while the context lasts."""
+        workers = [self.start(plan) for _ in range(count)]
 
         async def replace() -> None:
             while True:
-                for n, process in enumerate(crew):
+                for n, process in enumerate(workers):
                     if process.code is not None:
                         self.restarts += 1
-                        crew[n] = self.start(plan)
+                        workers[n] = self.start(plan)
                 await asyncio.sleep(0.02)
 
         async with beside(replace()):
-            yield crew
-        for process in crew:
+            yield workers
+        for process in workers:
             await process.began()
-        await stop(*crew)
+        await stop(*workers)
 
 
 async def stop(*processes: Process, within: float = SOON) -> None:
-    """TERM: they must come to their end in good order."""
+    """Send SIGTERM; every process must end with code 0."""
     for process in processes:
         process.signal(signal.SIGTERM)
     for process in processes:
@@ -126,13 +126,13 @@ async def stop(*processes: Process, within: float = SOON) -> None:
 
 
 def history(folder: Path | str) -> History:
-    """What the processes of a folder wrote."""
+    """Lines that the processes of a folder wrote."""
     return History(Path(folder) / "history")
 
 
 @contextlib.asynccontextmanager
 async def beside(work: Any) -> AsyncIterator[asyncio.Task[Any]]:
-    """Work that goes on meanwhile, and is cancelled after; its failure is ours."""
+    """Run work while the context lasts, then cancel it. Its failure is raised."""
     task = asyncio.ensure_future(work)
     try:
         yield task
@@ -144,5 +144,5 @@ async def beside(work: Any) -> AsyncIterator[asyncio.Task[Any]]:
 
 
 async def some_time(chance: random.Random, least: float, most: float) -> None:
-    """The time between two faults, which falls where it will."""
+    """A random time between two faults."""
     await asyncio.sleep(chance.uniform(least, most))

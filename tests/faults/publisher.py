@@ -1,6 +1,6 @@
-"""A publisher that writes a row of its own and publishes a message in one transaction, again and again.
+"""A publisher that repeatedly writes its own row and publishes a message in one transaction.
 
-Run as `python -m tests.faults.publisher`; it goes on until it is killed.
+Run as `python -m tests.faults.publisher`; it runs until it is killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One line for people, and one record for machines, of each scenario on each database."""
+"""The result of a scenario on a database: one line for people and one record for programs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any
 FOLDER = "MILLPOND_FAULTS_JSON"
 SEED = int(os.environ["MILLPOND_FAULTS_SEED"])
 LINES: list[str] = []
-"""Of the test that runs, for the end of the whole run."""
+"""Lines of all tests, printed at the end of the run."""
 
 _NOT_TESTED = "a real power cut, a disk that lies about fsync, the loss of an asynchronous replica"
 
 
 @dataclass
 class Line:
-    """What one scenario came to."""
+    """Result of one scenario."""
 
     scenario: str
     database: str
@@ -32,18 +32,24 @@ class Line:
     doubled: int = 0
     unflagged: int = 0
     recovered: int = 0
+    innocents: int = 0
+    """Messages that are FAILED because of a fault that was not theirs."""
+    rate: float | None = None
+    """Throughput of the messages without a fault during it, or after it if nothing can be written meanwhile, as a
+    fraction of that without it; None: not measured."""
     more: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         more = "".join(f" {name}={value}" for name, value in self.more.items())
         return (
             f"{self.scenario:<34} {self.database:<9} messages={self.messages} faults={self.faults} lost={self.lost} "
-            f"doubled={self.doubled} unflagged={self.unflagged} recovered={self.recovered}{more}"
+            f"doubled={self.doubled} unflagged={self.unflagged} recovered={self.recovered} innocents={self.innocents} "
+            f"rate={'-' if self.rate is None else f'{self.rate:.2f}'}{more}"
         )
 
 
 def report(line: Line, server: dict[str, str]) -> None:
-    """Print the line; write the record where the environment says."""
+    """Print the line; append the record to the file that the environment names."""
     print(line)
     LINES.append(str(line))
     folder = os.environ.get(FOLDER)

@@ -1,6 +1,6 @@
-"""A streaming query in a process of its own: `python -m tests.faults.spark_job`.
+"""A streaming query in its own process: `python -m tests.faults.spark_job`.
 
-It starts its session, waits for the word to go, and handles what is there. Two in a row save the time of a start.
+It starts its session, waits for the file to go, and processes the queue. A second one that waits saves its start time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    # No process outlives the test that started it; the JVM ends with its Python.
+    # No process outlives its test; the JVM ends with its Python process.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ[DRIVER] = str(os.getpid())
     job = Job.of_this_process()
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def start(spark: Any, job: Job) -> Any:
-    """The query, on a session of this process or of a test."""
+    """Start the query, on a session of this process or of a test."""
     place = Path(job.place)
 
     def to_files(frame: Any, number: int) -> None:
@@ -47,7 +47,7 @@ def start(spark: Any, job: Job) -> Any:
         rows.write.mode("overwrite").parquet(str(place / "files" / str(number)))
         job.reach("sink", "after", number + 1)
 
-    # The processes of a cluster do not know the plan.
+    # Processes of a cluster do not have the plan.
     name = "dying" if job.aim else "millpond"
     stream = spark.readStream.format(name).options(
         url=job.url, queue=QUEUE, stream=STREAM, maxMessagesPerTrigger=str(job.per_trigger), minPartitions="2"

@@ -1,4 +1,4 @@
-"""What a test tells a Spark job that it starts, and the job's points at which it dies."""
+"""The plan that a test passes to a Spark job, and the points at which the job dies."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class Job(Plan, frozen=True, kw_only=True):
     """A query from the queue to files or to another queue. The `nth` of its aim is the number of a claim."""
 
     place: str
-    """Where the checkpoint and the files are: what outlives the driver."""
+    """The folder of the checkpoint and the files, which outlive the driver."""
     sink: str = "files"
-    """files: one folder for each batch, written over when the batch is repeated; queue: our own sink."""
+    """files: one folder per batch, overwritten when the batch is repeated; queue: our own sink."""
     per_trigger: int
     master: str = "local[2]"
     settings: dict[str, str] = {}
     forever: bool = False
-    """Whether it waits for more when all is done."""
+    """Whether it waits for more messages when the queue is empty."""
 
     def environment(self) -> dict[str, str]:
-        # Python in the JVM's processes does not look where the driver was started.
+        # Python processes of the JVM do not import from the driver's folder.
         return super().environment() | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 
     def reach(self, point: str, when: str, seq: int) -> None:
-        """Die here, if this is the point and the claim has that number or a later one."""
+        """Die here if this is the point and the claim has that number or a later one."""
         aim = self.aim
         if aim is not None and (aim.point, aim.when) == (point, when) and seq >= aim.nth:
             History(Path(self.folder) / "history").write(died=point, when=when, seq=seq)
@@ -42,7 +42,7 @@ class Job(Plan, frozen=True, kw_only=True):
 
 
 def die_with_driver() -> NoReturn:
-    """All processes of the query at once: the driver, its JVM, those that plan, those that run tasks."""
+    """Kill all processes of the query at once: the driver, its JVM, planners and task runners."""
     pids = family(int(os.environ[DRIVER]))
     for pid in sorted(pids, key=os.getpid().__eq__):  # this one last
         try:

@@ -1,4 +1,4 @@
-"""What the fault tests of Spark have in common: drivers to kill, and the books after it."""
+"""Shared by the fault tests of Spark: drivers to kill, and the check of all messages afterwards."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Any
 
 from tests.faults import spark_job
 from tests.faults.checker import Tally
-from tests.faults.ground import Ground
 from tests.faults.plan import Aim
 from tests.faults.processes import Process, history
+from tests.faults.setup import Setup
 from tests.faults.spark_plan import QUEUE, TARGET, Job
 from tests.waiting import until
 
 PATIENCE = 600.0
-"""Seconds that a JVM may take for what it does in ten, where others want the processors too."""
+"""Seconds for a step of a JVM that takes ten on a quiet machine."""
 _STARVED = "Timed out while waiting for the Python worker to connect back"
-"""How Spark ends a query whose Python takes ten seconds to start: on a busy machine, and not by our doing."""
+"""The error of Spark when Python takes ten seconds to start, on a busy machine; not our fault."""
 _PUBLISH = 5000
 
 
 class Queries:
-    """The query of one scenario, driven by one process after the other."""
+    """The query of one scenario, run by one driver process after the other."""
 
-    def __init__(self, here: Ground, **options: Any) -> None:
+    def __init__(self, here: Setup, **options: Any) -> None:
         self.here = here
         self.place = here.folder / options.pop("place", "query")
         self.place.mkdir()
         self._options = options
 
     def prepare(self, aim: Aim | None = None) -> Process:
-        """A driver that has the session, or will, and waits for the word."""
+        """A driver that starts its session and then waits for the file to go."""
         return self.here.processes.start(self._job(aim), "tests.faults.spark_job")
 
     def _job(self, aim: Aim | None = None) -> Job:
@@ -47,21 +47,21 @@ class Queries:
         return self.go(self.prepare(aim))
 
     async def ended(self, driver: Process) -> Process:
-        """Wait for its end, or for that of the one that took its place."""
+        """Wait for the end of the driver, or of its replacement."""
         await driver.ended(PATIENCE)
         return await self.ended(self.start(driver.plan.aim)) if is_starved(driver) else driver
 
     async def finish(self, driver: Process | None = None) -> None:
-        """Let a driver do what is left, to its end."""
+        """Let a driver process the remaining messages, to its end."""
         last = await self.ended(driver or self.start())
         assert last.code == 0, last.log[-6000:]
 
     async def finish_on(self, spark: Any) -> None:
-        """The same on a session that is there, which saves the time of a start."""
+        """The same on an existing session, which saves the start time."""
         await asyncio.to_thread(spark_job.start(spark, self._job()).awaitTermination)
 
     async def advance(self, driver: Process, batches: int) -> Process:
-        """Wait until this driver, or the one that took its place, has begun, and so many batches are acknowledged."""
+        """Wait until this driver, or its replacement, has begun and a number of batches are acknowledged."""
 
         def has_begun() -> bool:
             return driver.code is not None or any(
@@ -81,7 +81,7 @@ class Queries:
         return driver
 
     async def goes_on(self, driver: Process) -> bool:
-        """Whether this driver acknowledges another batch; else it ended."""
+        """Whether this driver acknowledges another batch; otherwise it ended."""
         enough = await acked(self.here) + 1
 
         async def is_decided() -> bool:
@@ -91,15 +91,15 @@ class Queries:
         return driver.code is None
 
     async def sunk(self) -> list[str]:
-        """What came to the sink."""
+        """Messages in the sink."""
         if self._options.get("sink") == "queue":
-            staged = await self.here.one("SELECT count(*) FROM message_staging")
-            assert staged == 0, "what dead drivers had loaded is collected"
+            staged = await self.here.one("SELECT count(*) FROM millpond_staging")
+            assert staged == 0, "rows that dead drivers had loaded are collected"
             return await in_target(self.here)
         return self.files()
 
     def files(self) -> list[str]:
-        """What is in the files of all batches."""
+        """Messages in the files of all batches."""
         import pyarrow.parquet
 
         found: list[str] = []
@@ -114,26 +114,28 @@ def is_starved(driver: Process) -> bool:
     return driver.code == 1 and _STARVED in driver.log
 
 
-async def publish(here: Ground, count: int, producer: str = "m") -> None:
+async def publish(here: Setup, count: int, producer: str = "m") -> None:
     for start in range(0, count, _PUBLISH):
         await here.publish(QUEUE, [f"{producer}-{n}" for n in range(start, min(start + _PUBLISH, count))])
 
 
-async def acked(here: Ground) -> int:
+async def acked(here: Setup) -> int:
     """The number of the last claim that is acknowledged."""
-    return int(await here.one("SELECT coalesce(max(acked_seq), 0) FROM message_stream"))
+    return int(await here.one("SELECT coalesce(max(acked_seq), 0) FROM millpond_stream"))
 
 
-async def held(here: Ground) -> int:
-    return int(await here.one(f"SELECT count(*) FROM message WHERE queue = '{QUEUE}' AND state = 'PROCESSING'"))
+async def held(here: Setup) -> int:
+    return int(
+        await here.one(f"SELECT count(*) FROM millpond_message WHERE queue = '{QUEUE}' AND state = 'PROCESSING'")
+    )
 
 
-async def in_target(here: Ground) -> list[str]:
-    rows = await here.rows(f"SELECT payload FROM message WHERE queue = '{TARGET}'")
+async def in_target(here: Setup) -> list[str]:
+    rows = await here.rows(f"SELECT payload FROM millpond_message WHERE queue = '{TARGET}'")
     return [bytes(payload).decode() for (payload,) in rows]
 
 
-async def judge(here: Ground, scenario: str, faults: int, sunk: Iterable[str], **more: Any) -> None:
+async def judge(here: Setup, scenario: str, faults: int, sunk: Iterable[str], **more: Any) -> None:
     """Each message once in the sink, each acknowledged, none left claimed."""
     counted = Counter(sunk)
     tally = Tally(len(here.confirmed))
@@ -146,6 +148,6 @@ async def judge(here: Ground, scenario: str, faults: int, sunk: Iterable[str], *
     assert not tally.unexpected
     assert tally.doubled == 0
     assert left_claimed == 0
-    left = await here.one(f"SELECT count(*) FROM message WHERE queue = '{QUEUE}'")
-    done = await here.one(f"SELECT count(*) FROM message_archive WHERE queue = '{QUEUE}' AND state = 'COMPLETED'")
+    left = await here.one(f"SELECT count(*) FROM millpond_message WHERE queue = '{QUEUE}'")
+    done = await here.one(f"SELECT count(*) FROM millpond_archive WHERE queue = '{QUEUE}' AND state = 'COMPLETED'")
     assert (left, done) == (0, len(here.confirmed))

@@ -1,20 +1,20 @@
-"""The streaming source and sink with a death on the way. In a module of its own, since Spark's processes import it."""
+"""The streaming source and sink with points at which they die. Spark's processes import this module."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from millpond.spark.driver import Offset, StreamDriver
-from millpond.spark.sink import StreamWriter
 from millpond.spark.source import MillpondSource
-from millpond.spark.stream import Part, StreamReader
+from millpond.spark.stream.driver import Offset, StreamDriver
+from millpond.spark.stream.reader import StreamPartition, StreamReader
+from millpond.spark.write.sink import StreamWriter
 from tests.faults.spark_plan import Job
 
 
 class DyingDriver(StreamDriver):
     async def ack(self, end: Offset) -> None:
-        await self._open()
+        await self._open(end)
         pending = min(self._acked) < end["seq"]
         if pending:
             job().reach("ack", "before", end["seq"])
@@ -25,7 +25,7 @@ class DyingDriver(StreamDriver):
 
 class DyingReader(StreamReader):
     def make_driver(self) -> StreamDriver:
-        return DyingDriver(self._shards, self._wanted)
+        return DyingDriver(self._shards, self._options)
 
     def latestOffset(self, start: Offset, limit: Any) -> Offset:
         latest = super().latestOffset(start, limit)
@@ -33,7 +33,7 @@ class DyingReader(StreamReader):
             job().reach("claim", "after", latest["seq"])
         return latest
 
-    def partitions(self, start: Offset, end: Offset) -> list[Part]:
+    def partitions(self, start: Offset, end: Offset) -> list[StreamPartition]:
         parts = super().partitions(start, end)
         job().reach("partitions", "after", end["seq"])
         return parts

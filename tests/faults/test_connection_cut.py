@@ -1,6 +1,6 @@
 """Connections cut by a proxy between workers and their database: at random, and while a reply is on its way.
 
-A reply that is lost in a commit leaves nobody knowing whether it happened; the store finds out.
+After a lost reply to a commit it is unknown whether it happened; the store finds out.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from millpond import Message
 from servers import Proxy
 from tests.faults.conftest import Everywhere
 from tests.faults.effects import COMMIT
-from tests.faults.ground import PATIENT, SERVERS, Ground, message
+from tests.faults.load import load
 from tests.faults.processes import beside, some_time, stop
+from tests.faults.setup import PATIENT, SERVERS, Setup, message
 from tests.waiting import until
 
 LEASE = 30.123457
-"""Its bytes tell PostgreSQL's claims from other statements."""
+"""These bytes identify a claim among PostgreSQL's statements."""
 
 
 @pytest.mark.databases(*SERVERS)
 async def test_under_load(everywhere: Everywhere, long: bool) -> None:
-    async def scenario(here: Ground) -> None:
+    async def scenario(here: Setup) -> None:
         rounds = 50 if long else 2
         options = {"max_workers": 8, "lease": LEASE, **PATIENT}
         enough = asyncio.Event()
@@ -62,14 +63,51 @@ async def test_under_load(everywhere: Everywhere, long: bool) -> None:
     await everywhere(scenario)
 
 
-async def lost_reply(here: Ground, proxy: Proxy, kind: str, n: int) -> None:
-    """The server does what it was asked, and its answer is lost with the connection."""
+@pytest.mark.databases(*SERVERS)
+async def test_a_subscriber_of_three_queues(everywhere: Everywhere, long: bool) -> None:
+    """Replies to claims are lost while messages of other queues have been claimed in the same call."""
+
+    async def scenario(here: Setup) -> None:
+        queues = ["poison", "second", "third"]
+        faults = 50 if long else 6
+        with Proxy(here.server.port) as proxy:
+            plan = here.plan(
+                "poison",
+                folder="worker",
+                beside={"poison": queues[1:]},
+                options={"max_workers": 1000, **PATIENT},
+                url=proxy.url(here.url),
+            )
+            worker = here.processes.start(plan)
+            other = here.processes.start(here.plan("plain", folder="other"))
+            await worker.began()
+            async with load(here) as others:
+                before = await others.rate(10 if long else 1)
+                mark = await others.mark()
+                for n in range(faults):
+                    lost = proxy.cut_after(queues[n % 3].encode())
+                    numbers = {queue: [f"slow-{queue}-{n}-{i}" for i in range(6)] for queue in queues}
+                    batch = [message(queue, number) for queue in queues for number in numbers[queue]]
+                    await here.store.publish(batch)
+                    here.confirmed.update(*numbers.values())
+                    await until(lost.is_set, f"{here.name}: a lost reply to a claim")
+                during = await others.rate_since(mark)
+            (here.folder / "worker" / "released").touch()
+            await here.drained()
+            await stop(worker, other)
+        await here.judge("replies to claims of three queues lost", faults, rate=during / before)
+
+    await everywhere(scenario)
+
+
+async def lost_reply(here: Setup, proxy: Proxy, kind: str, n: int) -> None:
+    """The server executes the statement, and its reply is lost with the connection."""
     number, id_ = f"{kind}{n}", uuid4()
     if kind == "commit":
         pattern = COMMIT.encode()
     elif here.name == "mariadb":
-        pattern = b"COMMIT"  # of whatever comes first: a claim, a settle, a beat
-    else:  # one statement, known by its lease, or by the id of a message
+        pattern = b"COMMIT"  # of the first statement: a claim, a settle or a beat
+    else:  # one statement, identified by its lease or by a message id
         pattern = struct.pack(">q", round(LEASE * 1e6)) if kind == "claim" else id_.bytes
     happened = proxy.cut_after(pattern)
     chosen = message("plain", number)

@@ -1,4 +1,4 @@
-"""Publishers killed inside their transaction: their own row and the message are both there, or neither."""
+"""Publishers killed inside their transaction: their own row and the message are both stored, or neither."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import signal
 import pytest
 
 from tests.faults.conftest import Everywhere
-from tests.faults.ground import ALL, Ground
 from tests.faults.plan import Aim
 from tests.faults.processes import history, some_time
+from tests.faults.setup import ALL, Setup
 from tests.waiting import until
 
 DRIVERS = {"sqlite": ["sqlite3"], "postgres": ["psycopg", "asyncpg"], "mariadb": ["PyMySQL"]}
@@ -25,13 +25,14 @@ AIMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.databases(*ALL)
 async def test_both_or_neither(everywhere: Everywhere, long: bool) -> None:
-    async def scenario(here: Ground) -> None:
+    async def scenario(here: Setup) -> None:
         await here.rows(TABLE)
         await asyncio.gather(*(kill_publishers(here, driver, 40 if long else 1) for driver in DRIVERS[here.name]))
         orders = [number for (number,) in await here.rows("SELECT number FROM orders")]
-        messages = [bytes(payload).decode() for (payload,) in await here.rows("SELECT payload FROM message")]
+        messages = [bytes(payload).decode() for (payload,) in await here.rows("SELECT payload FROM millpond_message")]
         confirmed = {line["confirmed"] for line in history(here.folder).read()}
         tally = await here.tally()
         tally.messages, tally.lost = len(messages), confirmed - set(messages)
@@ -51,7 +52,7 @@ async def test_both_or_neither(everywhere: Everywhere, long: bool) -> None:
     await everywhere(scenario)
 
 
-async def kill_publishers(here: Ground, driver: str, rounds: int) -> None:
+async def kill_publishers(here: Setup, driver: str, rounds: int) -> None:
     for n in range(rounds):
         for k, aim in enumerate(AIMS):
             producer = f"{driver}-{n}-{k}"

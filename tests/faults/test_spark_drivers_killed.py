@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import Everywhere
-from tests.faults.ground import Ground
 from tests.faults.plan import Aim
 from tests.faults.processes import history, some_time
+from tests.faults.setup import Setup
 from tests.faults.spark_queries import Queries, held, judge, publish
 
 FILES = [
@@ -24,17 +24,17 @@ FILES = [
     ("commit", "before"),
     ("commit", "after"),
 ]
-"""Points of our source, and of the sink it shares a query with."""
+"""Points of our source, and of the sink in the same query."""
 QUEUE = [("write", "after"), ("publish", "before"), ("publish", "after")]
-"""Points of our own sink: its tasks, and the transaction that publishes their rows."""
+"""Points of our sink: its tasks, and the transaction that publishes their rows."""
 SHORT = [("publish", "before"), ("publish", "after")]
 PER_TRIGGER = 20
 KILLS = 50
 
 
-async def die_at(points: Sequence[tuple[str, str]], here: Ground, sink: str, spark: Any, apart: int = 2) -> None:
-    """Each driver repeats the batch that the one before died in, and dies some batches later; what is left is done in
-    this process."""
+async def die_at(points: Sequence[tuple[str, str]], here: Setup, sink: str, spark: Any, apart: int = 2) -> None:
+    """Each driver repeats the batch in which the previous one died, and dies some batches later. This process handles
+    the rest."""
     await publish(here, PER_TRIGGER * (apart * len(points) + 2))
     queries = Queries(here, per_trigger=PER_TRIGGER, sink=sink)
     aims = [Aim(point, when, nth=apart * n) for n, (point, when) in enumerate(points, 1)]
@@ -46,12 +46,13 @@ async def die_at(points: Sequence[tuple[str, str]], here: Ground, sink: str, spa
         driver = await queries.ended(driver)
         assert driver.code == -signal.SIGKILL, driver.log[-6000:]
         deaths = [(line["died"], line["when"], line["seq"]) for line in history(here.folder).read() if "died" in line]
-        # Two tasks may come to a point at once, and both tell.
+        # Two tasks may reach a point at once, and both record it.
         assert list(dict.fromkeys(deaths))[n:] == [(aim.point, aim.when, aim.nth)], "it died where it should"
     await queries.finish_on(spark)
     await judge(here, f"spark drivers killed at points, {sink}", len(points), await queries.sunk())
 
 
+@pytest.mark.slow
 @pytest.mark.databases("postgres")
 async def test_at_some_points(everywhere: Everywhere, spark: Any) -> None:
     await everywhere(lambda here: die_at(SHORT, here, "queue", spark, apart=1))
@@ -66,8 +67,8 @@ async def test_at_chosen_points(
     await everywhere(lambda here: die_at(points, here, sink, spark))
 
 
-async def die_at_random(here: Ground, queries: Queries, kills: int) -> int:
-    """Kill one driver after the other, each with another prepared; how many held messages when they died."""
+async def die_at_random(here: Setup, queries: Queries, kills: int) -> int:
+    """Kill one driver after the other, each with a prepared replacement; the number that held messages when killed."""
     in_flight = 0
     driver, spare = queries.start(), queries.prepare()
     for _ in range(kills):
@@ -85,7 +86,7 @@ async def die_at_random(here: Ground, queries: Queries, kills: int) -> int:
 @pytest.mark.long
 @pytest.mark.databases("postgres")
 async def test_at_random(everywhere: Everywhere) -> None:
-    async def scenario(here: Ground) -> None:
+    async def scenario(here: Setup) -> None:
         await publish(here, 200_000)
         queries = Queries(here, per_trigger=1000)
         in_flight = await die_at_random(here, queries, KILLS)
@@ -100,7 +101,7 @@ async def test_at_random(everywhere: Everywhere) -> None:
 async def test_from_queue_to_queue(everywhere: Everywhere) -> None:
     """Our source and our sink in one query: each message once in the other queue."""
 
-    async def scenario(here: Ground) -> None:
+    async def scenario(here: Setup) -> None:
         kills = 10
         await publish(here, 100_000)
         queries = Queries(here, per_trigger=1000, sink="queue")

@@ -1,4 +1,4 @@
-"""Executors of a real cluster killed with `kill -9` in the middle of a streaming query: the query goes on by itself."""
+"""Executors of a real cluster killed with `kill -9` during a streaming query: the query continues by itself."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pytest
 from servers import SparkCluster
 from servers.processes import family
 from tests.faults.conftest import Everywhere
-from tests.faults.ground import Ground
 from tests.faults.processes import some_time
+from tests.faults.setup import Setup
 from tests.faults.spark_queries import PATIENCE, Queries, judge, publish
 from tests.waiting import until
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.java, pytest.mark.long]
 
 
 @pytest.mark.parametrize("sink", ["files", "queue"])
 @pytest.mark.databases("postgres")
 async def test_in_mid_batch(everywhere: Everywhere, sink: str) -> None:
-    async def scenario(here: Ground) -> None:
+    async def scenario(here: Setup) -> None:
         kills = 3
         await publish(here, 60_000)
         cluster = SparkCluster()
@@ -36,7 +36,7 @@ async def test_in_mid_batch(everywhere: Everywhere, sink: str) -> None:
                 await some_time(here.chance, 0.0, 1.0)
                 pids = await until(lambda: executors(cluster), "an executor", PATIENCE)
                 os.kill(here.chance.choice(pids), signal.SIGKILL)
-            await queries.finish(driver)  # the same that was started
+            await queries.finish(driver)  # the driver that was started
         finally:
             await asyncio.to_thread(cluster.close)
         await judge(here, f"spark executors killed, {sink}", kills, await queries.sunk())
@@ -45,7 +45,7 @@ async def test_in_mid_batch(everywhere: Everywhere, sink: str) -> None:
 
 
 def executors(cluster: SparkCluster) -> list[int]:
-    """The JVMs that run tasks, not the shells and daemons above and the Python below them."""
+    """JVMs that run tasks, without their parent shells and daemons and their Python children."""
     return [pid for worker in cluster.workers for pid in family(worker.pid) if is_executor(pid)]
 
 

@@ -12,21 +12,21 @@ import pytest
 from servers import SparkCluster
 from servers.processes import family
 from tests.faults.conftest import Everywhere
-from tests.faults.ground import PATIENT, Ground
 from tests.faults.plan import VARIABLE
 from tests.faults.processes import ROOT, Process, history, some_time, stop
+from tests.faults.setup import PATIENT, Setup
 from tests.faults.spark_queries import PATIENCE
 from tests.faults.test_spark_executors_killed import executors
 from tests.waiting import until
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.java, pytest.mark.long]
 
 MESSAGES = 20_000
 
 
 @pytest.mark.databases("postgres", "mariadb")
 async def test_on_a_cluster(everywhere: Everywhere) -> None:
-    async def scenario(here: Ground) -> None:
+    async def scenario(here: Setup) -> None:
         rounds = 4
         cluster = SparkCluster()
         try:
@@ -55,7 +55,7 @@ async def test_on_a_cluster(everywhere: Everywhere) -> None:
 
 @pytest.mark.databases("sqlite")
 async def test_on_one_machine(everywhere: Everywhere) -> None:
-    async def scenario(here: Ground) -> None:
+    async def scenario(here: Setup) -> None:
         kills = 6
         producing = asyncio.create_task(here.produce("h", MESSAGES // 4))
         driver = start(here, "local[2]", {})
@@ -72,17 +72,17 @@ async def test_on_one_machine(everywhere: Everywhere) -> None:
     await everywhere(scenario)
 
 
-def start(here: Ground, master: str, settings: dict[str, str]) -> Process:
+def start(here: Setup, master: str, settings: dict[str, str]) -> Process:
     plan = here.plan("plain", "exact", options={"max_workers": 4, "lease": 10, **PATIENT})
-    # Executors have neither the environment nor the folder of the driver.
+    # Executors have neither the driver's environment nor its folder.
     theirs = {"spark.executorEnv." + VARIABLE: plan.environment()[VARIABLE], "spark.executorEnv.PYTHONPATH": str(ROOT)}
     conf = [word for name, value in (settings | theirs).items() for word in ("--conf", f"{name}={value}")]
     options = ["--on", "spark", "--master", master, "--tasks", "2", *conf]
     return here.processes.start(plan, "millpond", "run", "tests.faults.app:pond", *options)
 
 
-async def at_work(here: Ground, driver: Process) -> None:
-    """Until a worker that is not among the dead has begun, and some time more."""
+async def at_work(here: Setup, driver: Process) -> None:
+    """Wait until a living worker has begun, and some time more."""
     before = len(workers(here, all=True))
 
     def is_working() -> bool:
@@ -94,12 +94,12 @@ async def at_work(here: Ground, driver: Process) -> None:
 
 
 async def listening(driver: Process) -> None:
-    """Until it understands signals: workers of the one before may have done all, while its session starts."""
+    """Wait until the driver handles signals: workers of the previous one may have done all while its session starts."""
     await until(lambda: "tasks of" in driver.log, "the driver", PATIENCE, every=0.05)
 
 
-def workers(here: Ground, *, all: bool = False) -> list[int]:
-    """The worker processes that have begun, and live."""
+def workers(here: Setup, *, all: bool = False) -> list[int]:
+    """Worker processes that have begun and are alive."""
     begun = [line["pid"] for line in history(here.folder).read() if line.get("began")]
     return [pid for pid in begun if all or os.path.exists(f"/proc/{pid}")]
 

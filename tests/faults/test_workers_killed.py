@@ -1,4 +1,4 @@
-"""Workers killed with `kill -9`: at random, at chosen points, and how long their messages wait for others."""
+"""Workers killed with `kill -9`, at random and at chosen points, and the time until their messages run elsewhere."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import time
 import pytest
 
 from tests.faults.conftest import Everywhere
-from tests.faults.ground import ALL, PATIENT, Ground
 from tests.faults.plan import Aim
 from tests.faults.processes import beside, history, some_time, stop
+from tests.faults.setup import ALL, PATIENT, Setup
 from tests.waiting import until
 
 AIMS = [
@@ -30,14 +30,15 @@ AIMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.databases(*ALL)
 async def test_at_random(everywhere: Everywhere, long: bool) -> None:
-    async def scenario(here: Ground) -> None:
-        kills, messages, crew = 6, 600, 3
+    async def scenario(here: Setup) -> None:
+        kills, messages, size = 6, 600, 3
         if long:
-            kills, messages, crew = (300, 100_000, 8) if here.name == "postgres" else (60, 10_000, 8)
+            kills, messages, size = (300, 100_000, 8) if here.name == "postgres" else (60, 10_000, 8)
         options = {"max_workers": 4, "lease": 10, **PATIENT}
-        async with here.processes.crew(crew, here.plan("plain", "exact", options=options)) as workers:
+        async with here.processes.keep_workers(size, here.plan("plain", "exact", options=options)) as workers:
             producing = asyncio.create_task(here.produce("a", messages))
             await until(lambda: history(here.folder).read(), "the first worker")
             for _ in range(kills):
@@ -51,9 +52,10 @@ async def test_at_random(everywhere: Everywhere, long: bool) -> None:
     await everywhere(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.databases(*ALL)
 async def test_at_chosen_points(everywhere: Everywhere, long: bool) -> None:
-    async def scenario(here: Ground) -> None:
+    async def scenario(here: Setup) -> None:
         options = {"max_workers": 4, "fetch": 20, "lease": 60, **PATIENT}
         survivor = here.processes.start(here.plan("plain", "exact", options=options))
 
@@ -83,9 +85,9 @@ async def test_at_chosen_points(everywhere: Everywhere, long: bool) -> None:
 
 @pytest.mark.databases(*ALL)
 async def test_messages_come_back_in_about_two_seconds(everywhere: Everywhere, long: bool) -> None:
-    """Not a lease later, which is a minute here."""
+    """Not after the lease, which is a minute here."""
 
-    async def scenario(here: Ground) -> None:
+    async def scenario(here: Setup) -> None:
         held, waits = 100, []
         options = {"max_workers": held, "lease": 60}
         survivor_plan = here.plan("sleeper", folder="survivor", options=options)
@@ -93,7 +95,7 @@ async def test_messages_come_back_in_about_two_seconds(everywhere: Everywhere, l
         seen = history(survivor_plan.folder)
         await here.steady(survivor)
         for n in range(10 if long else 1):
-            # While it is stopped, the other gets the messages. Its lock is held, so nobody takes it for dead.
+            # While it is stopped, the other gets the messages. It holds its lock, so it does not count as dead.
             await here.stand_still(survivor)
             victim_plan = here.plan("sleeper", folder=f"victim-{n}", options=options)
             victim = here.processes.start(victim_plan)
@@ -117,7 +119,7 @@ async def test_messages_come_back_in_about_two_seconds(everywhere: Everywhere, l
         await here.report("a killed worker's messages", tally, len(waits), back_after=f"{max(waits):.2f}s")
         assert not tally.lost
         assert not tally.unflagged
-        assert max(waits) < 15, waits  # on a machine that is busy
+        assert max(waits) < 15, waits  # on a busy machine
 
     await everywhere(scenario)
 

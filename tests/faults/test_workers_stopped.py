@@ -1,4 +1,4 @@
-"""A worker that stands still past its lease: others do its work, and what it says when it wakes is refused."""
+"""A worker that is stopped for longer than its lease: others do its work, and its late results are refused."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pytest
 
 from tests.faults.conftest import Everywhere
 from tests.faults.effects import OUTSIDE
-from tests.faults.ground import ALL, Ground
 from tests.faults.processes import Process, history, stop
+from tests.faults.setup import ALL, Setup
 from tests.waiting import until
+
+pytestmark = pytest.mark.slow_on_servers
 
 LEASE = 4.0
 
@@ -20,10 +22,10 @@ LEASE = 4.0
 async def test_stopped_past_the_lease(everywhere: Everywhere, long: bool) -> None:
     """`plain` tries to ack late; `exact` tries to commit its effect late, in a transaction that must fail."""
 
-    async def scenario(here: Ground) -> None:
+    async def scenario(here: Setup) -> None:
         rounds, each = (20 if long else 1), 10
         for n in range(rounds):
-            # Without cancelling, so that late results are really given.
+            # Without cancelling: the handlers must produce late results.
             options = {"max_workers": 2 * each, "lease": LEASE, "cancel_lost": False}
             plan = here.plan("plain", "exact", folder=f"late-{n}", options=options, hold=True)
             late = here.processes.start(plan)
@@ -47,16 +49,16 @@ async def test_stopped_past_the_lease(everywhere: Everywhere, long: bool) -> Non
             await until(refused, "the late results to be refused")
             await stop(late, other)
         tally = await here.judge("worker stopped past its lease", rounds, refused=2 * each * rounds)
-        assert tally.doubled == 2 * each * rounds  # each once more, and never a third time
+        assert tally.doubled == 2 * each * rounds  # each a second time, never a third time
 
     await everywhere(scenario)
 
 
 @pytest.mark.databases(*ALL)
 async def test_stuck_in_a_handler(everywhere: Everywhere) -> None:
-    """A handler that blocks its whole process, as C code may: others get its message, and those beside it."""
+    """A handler that blocks its process, as C code may: other workers get its message and its neighbours."""
 
-    async def scenario(here: Ground) -> None:
+    async def scenario(here: Setup) -> None:
         options = {"max_workers": 4, "lease": LEASE, "timeout": 1.0}
         plan = here.plan("poison", folder="stuck", options=options)
         await here.publish("poison", ["stick-0", *(f"good-{n}" for n in range(20))])
@@ -77,6 +79,6 @@ async def test_stuck_in_a_handler(everywhere: Everywhere) -> None:
     await everywhere(scenario)
 
 
-async def runs_of(here: Ground, process: Process) -> list[str]:
+async def runs_of(here: Setup, process: Process) -> list[str]:
     rows = await here.rows(f"SELECT number FROM effects WHERE place = '{OUTSIDE}' AND pid = {process.pid}")
     return [number for (number,) in rows]

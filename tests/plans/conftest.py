@@ -16,10 +16,10 @@ from tests.plans.readers import MariadbReader, PostgresReader, Reader, SqliteRea
 
 
 async def migrated(url: str) -> Any:
-    """The store's own session settings."""
+    """Migrate a database; returns the session settings of the store."""
     store: Any = await millpond.connect(url, migrate=True)
     await store.close()
-    return getattr(store._engine, "_settings", None)
+    return getattr(store.runner.engine, "_settings", None)
 
 
 @pytest.fixture(scope="session")
@@ -28,8 +28,8 @@ def postgres_walls(postgres_server: Postgres) -> Iterator[tuple[str, str, Postgr
     url = postgres_server.create_database("plans")
     settings = asyncio.run(migrated(url))
     with psycopg.connect(url, autocommit=True) as connection:
-        # Statistics would let the plans be made anew.
-        connection.execute("ALTER TABLE message SET (autovacuum_enabled = off)")
+        # With new statistics PostgreSQL would make the plans again.
+        connection.execute("ALTER TABLE millpond_message SET (autovacuum_enabled = off)")
         connection.execute("VACUUM ANALYZE")
         early = PostgresReader(url, settings)
         operations.everything_once(early)
@@ -50,10 +50,10 @@ def postgres_analyzed(postgres_walls: tuple[str, str, PostgresReader]) -> None:
 
 @pytest.fixture(scope="session")
 def mariadb_walls(mariadb_server: MariaDB) -> Iterator[str]:
-    """With the statistics of empty tables, until somebody runs ANALYZE."""
+    """With the statistics of empty tables, until ANALYZE runs."""
     asyncio.run(migrated(mariadb_server.create_database("plans")))
     with mariadb_server.connect("plans") as connection, connection.cursor() as cursor:
-        for table in ("message", "message_archive"):
+        for table in ("millpond_message", "millpond_archive"):
             cursor.execute(f"ALTER TABLE {table} STATS_AUTO_RECALC = 0")
             cursor.execute(f"ANALYZE TABLE {table}")
         cursor.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 0")
@@ -76,7 +76,7 @@ def sqlite_walls(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def mariadb_analyzed(mariadb_server: MariaDB, mariadb_walls: str) -> str:
     with mariadb_server.connect(mariadb_walls) as connection, connection.cursor() as cursor:
-        cursor.execute("ANALYZE TABLE message, message_archive")
+        cursor.execute("ANALYZE TABLE millpond_message, millpond_archive")
     return mariadb_walls
 
 
@@ -85,7 +85,7 @@ PLANNED_EMPTY, ANALYZED_EMPTY = "postgresql planned when empty", "mariadb analyz
 
 @pytest.fixture(scope="session", params=[PLANNED_EMPTY, "postgresql", ANALYZED_EMPTY, "mariadb", "sqlite"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """Of the session's scope, so that all tests of one kind run before the next has statistics gathered."""
+    """The scope is the session: all tests of one kind run before the next kind gathers statistics."""
     found: str = request.param
     return found
 

@@ -1,7 +1,7 @@
-"""How many rows a database really reads for the steps of an operation, counted in its own way.
+"""The number of rows that a database reads for the steps of an operation, by the counters of that database.
 
-The steps are the store's own, and so are the texts and the session's settings. Every statement runs in one
-transaction, which is rolled back: the next test finds all rows where they were.
+Steps, texts and session settings are those of the store. Every statement runs in one transaction, which is rolled
+back: the next test finds all rows unchanged.
 """
 
 import sqlite3
@@ -11,11 +11,11 @@ from typing import Any, Protocol, TypeVar
 import psycopg
 import pymysql
 
-from millpond.transports.database.dialect import Dialect
-from millpond.transports.database.mysql import MysqlDialect
-from millpond.transports.database.postgres import PostgresDialect
-from millpond.transports.database.sqlite import SqliteDialect
-from millpond.transports.database.statement import Copy, Many, Query, Rows, Statement, Step, Steps, Style, drive
+from millpond.transports.database.mysql.dialect import MysqlDialect
+from millpond.transports.database.postgres.dialect import PostgresDialect
+from millpond.transports.database.sql.dialect import Dialect
+from millpond.transports.database.sql.statement import Copy, Many, Query, Rows, Statement, Step, Steps, Style, drive
+from millpond.transports.database.sqlite.dialect import SqliteDialect
 
 T = TypeVar("T")
 
@@ -24,10 +24,10 @@ class Reader(Protocol):
     dialect: Dialect
 
     def read(self, steps: Steps[T]) -> tuple[T, int]:
-        """What came of the steps, and about how many rows were read for it."""
+        """The result of the steps and the approximate number of rows that they read."""
 
     def scans(self) -> list[str]:
-        """Whole tables that were read so far."""
+        """Tables that were read from end to end so far."""
 
     def rollback(self) -> None: ...
 
@@ -35,13 +35,13 @@ class Reader(Protocol):
 
 
 class PostgresReader:
-    """EXPLAIN ANALYZE of prepared statements, whose plans are made once and kept, as the store's are."""
+    """EXPLAIN ANALYZE of prepared statements. Their plans are made once and kept, as in the store."""
 
     def __init__(self, url: str, settings: str) -> None:
         self.dialect = PostgresDialect()
         self._connection = psycopg.connect(url)
         self._settings = settings
-        self._cursor = psycopg.ClientCursor(self._connection)  # EXECUTE takes its values in its text only
+        self._cursor = psycopg.ClientCursor(self._connection)  # EXECUTE takes values only as part of its text
         self._names: dict[str, str] = {}
         self._rows = 0
         self._scans: list[str] = []
@@ -83,11 +83,11 @@ class PostgresReader:
         self._cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {call}", values)
         ((explained,),) = self._cursor.fetchall()
         self._cursor.execute("ROLLBACK TO before")
-        self._look(explained[0]["Plan"], text)
+        self._count_rows(explained[0]["Plan"], text)
         self._cursor.execute(call, values)
         return self._cursor.fetchall() if self._cursor.description else ()
 
-    def _look(self, node: dict[str, Any], text: str) -> None:
+    def _count_rows(self, node: dict[str, Any], text: str) -> None:
         if "Relation Name" in node and node["Node Type"] != "ModifyTable":
             read = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
             read += node.get("Rows Removed by Index Recheck", 0)
@@ -95,11 +95,11 @@ class PostgresReader:
             if node["Node Type"] == "Seq Scan":
                 self._scans.append(f"{node['Relation Name']}: {text}")
         for part in node.get("Plans", ()):
-            self._look(part, text)
+            self._count_rows(part, text)
 
 
 class MariadbReader:
-    """The server counts what its engines are asked for."""
+    """The server counts the reads of its storage engines."""
 
     def __init__(self, connection: pymysql.Connection) -> None:
         self.dialect = MysqlDialect()
@@ -107,16 +107,18 @@ class MariadbReader:
         self._cursor = connection.cursor()
         self._cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         self._cursor.execute("SET sql_mode = 'STRICT_ALL_TABLES'")
-        before = self._look()
-        self._own = {name: n - before[name] for name, n in self._look().items()}  # looking is counted too
+        before = self._read_counters()
+        self._own = {
+            name: n - before[name] for name, n in self._read_counters().items()
+        }  # reading the counter is counted too
         self._scans: list[str] = []
         self._connection.begin()
 
     def read(self, steps: Steps[T]) -> tuple[T, int]:
-        before = self._look()
+        before = self._read_counters()
         result = drive(steps, self._run)
-        read = {name: n - before[name] - self._own[name] for name, n in self._look().items()}
-        # Tables in memory, such as a list of ids that came as JSON, are read from end to end; ours never are.
+        read = {name: n - before[name] - self._own[name] for name, n in self._read_counters().items()}
+        # Tables in memory, such as a list of ids from JSON, are read from end to end; the store's tables never are.
         if read.pop("Handler_read_rnd_next") > 10_000:
             self._scans.append(f"{read}")
         return result, sum(read.values())
@@ -132,7 +134,7 @@ class MariadbReader:
     def close(self) -> None:
         self._connection.close()
 
-    def _look(self) -> dict[str, int]:
+    def _read_counters(self) -> dict[str, int]:
         self._cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read%'")
         return {name: int(value) for name, value in self._cursor.fetchall()}
 
@@ -149,7 +151,7 @@ class MariadbReader:
 
 
 class SqliteReader:
-    """Instructions of SQLite's machine, at about this many for a row; and its own word on what it scans."""
+    """Instructions of SQLite's virtual machine, divided by the usual number for a row; EXPLAIN shows the scans."""
 
     PER_ROW = 60
     EVERY = 20

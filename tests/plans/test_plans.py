@@ -1,26 +1,26 @@
-"""Every statement of the hot path reads rows in proportion to what it is asked for, whatever else there is."""
+"""Every statement of the hot path reads rows in proportion to its result, not to the size of the tables."""
 
 from uuid import uuid4
 
 import pytest
 
 from millpond import Ack, Claim, GiveBack, Nack, Outcome, Receipt, Reject
-from millpond.transport import Recorded, Settlement
-from millpond.transports.database.claim import Lanes
+from millpond.seam.streams import RecordedOutcome, Settlement
+from millpond.transports.database.messages.hints import Hints, new_lanes
 from tests.plans import operations
 from tests.plans.readers import Reader
 from tests.plans.walls import DUE, LANE, LAPSED, QUEUE
 
 # The first test on each database waits until more than a million rows are made.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 BATCH = 100
 A_FEW = 60
-"""Rows that an operation may read beside those it is about: probes, the pause of a queue, neighbours."""
+"""Rows that an operation may read beside its result: probes, the pause of a queue, neighbours."""
 
 
 def claimed(reader: Reader, count: int = BATCH) -> list[Claim]:
-    claims, _ = reader.read(operations.claim(reader.dialect, operations.known_lanes(), count))
+    claims, _ = reader.read(operations.claim(reader.dialect, operations.known_lanes(reader.dialect), count))
     assert len(claims) == count
     return claims
 
@@ -28,7 +28,7 @@ def claimed(reader: Reader, count: int = BATCH) -> list[Claim]:
 def test_the_first_claim_steps_over_a_million_rows_in_other_queues_and_urgent_ones_of_the_future(
     reader: Reader,
 ) -> None:
-    claims, rows = reader.read(operations.claim(reader.dialect, Lanes(), BATCH))
+    claims, rows = reader.read(operations.claim(reader.dialect, new_lanes(reader.dialect), BATCH))
     assert len(claims) == BATCH
     assert {claim.message.priority for claim in claims} == {LANE}
     assert rows <= 4 * BATCH + A_FEW
@@ -37,7 +37,7 @@ def test_the_first_claim_steps_over_a_million_rows_in_other_queues_and_urgent_on
 
 @pytest.mark.parametrize("batch", [1, BATCH, DUE])
 def test_a_claim_reads_rows_in_proportion_to_its_batch(reader: Reader, batch: int) -> None:
-    lanes = operations.known_lanes()
+    lanes = operations.known_lanes(reader.dialect)
     claims, rows = reader.read(operations.claim(reader.dialect, lanes, batch))
     assert len(claims) == batch
     assert rows <= 4 * batch + A_FEW
@@ -45,7 +45,7 @@ def test_a_claim_reads_rows_in_proportion_to_its_batch(reader: Reader, batch: in
 
 
 def test_a_claim_that_begins_where_the_last_ended(reader: Reader) -> None:
-    lanes = operations.known_lanes()
+    lanes = operations.known_lanes(reader.dialect)
     reader.read(operations.claim(reader.dialect, lanes, BATCH))
     claims, rows = reader.read(operations.claim(reader.dialect, lanes, BATCH))
     assert len(claims) == BATCH
@@ -54,9 +54,10 @@ def test_a_claim_that_begins_where_the_last_ended(reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("queue", [QUEUE, "other-3"])
-def test_a_claim_that_asks_for_the_only_lane(reader: Reader, queue: str) -> None:
-    """Which it is in one of them; in the other it has to look for more"""
-    lanes = operations.one_lane(reader.dialect)
+def test_a_claim_after_another(reader: Reader, queue: str) -> None:
+    """One of the queues has one lane: the claim needs no search for lanes."""
+    lanes = new_lanes(reader.dialect)
+    reader.read(operations.claim(reader.dialect, lanes, 1, queue))
     claims, rows = reader.read(operations.claim(reader.dialect, lanes, BATCH, queue))
     assert len(claims) == BATCH
     assert rows <= 4 * BATCH + A_FEW
@@ -64,11 +65,40 @@ def test_a_claim_that_asks_for_the_only_lane(reader: Reader, queue: str) -> None
 
 
 def test_a_claim_that_finds_nothing_reads_nothing(reader: Reader) -> None:
-    lanes = operations.known_lanes()
+    lanes = operations.known_lanes(reader.dialect)
     reader.read(operations.claim(reader.dialect, lanes, DUE))
     claims, rows = reader.read(operations.claim(reader.dialect, lanes, BATCH))
     assert claims == []
-    assert rows <= A_FEW + DUE  # of which the database may still step over those that were just claimed
+    assert rows <= A_FEW + DUE  # the database may step over the rows that were just claimed
+    assert not reader.scans()
+
+
+def test_a_claim_of_suspects(reader: Reader) -> None:
+    """Usually there is none."""
+    claims, rows = reader.read(operations.suspect(reader.dialect))
+    assert (claims, reader.scans()) == ([], []) and rows <= A_FEW
+    claims = claimed(reader, 2)
+    for _ in range(2):
+        reader.read(operations.settle(reader.dialect, [GiveBack(c.receipt, crashed=True) for c in claims]))
+        for claim in claims:
+            reader.read(operations.claim_ids(reader.dialect, [claim.receipt.id]))
+    reader.read(operations.settle(reader.dialect, [GiveBack(c.receipt, crashed=True) for c in claims]))
+    (suspect,), rows = reader.read(operations.suspect(reader.dialect))
+    assert suspect.crashes == 3 and rows <= A_FEW
+    assert not reader.scans()
+
+
+@pytest.mark.parametrize("below", [0, BATCH])
+def test_a_look_below_the_floors(reader: Reader, below: int) -> None:
+    d, lanes = reader.dialect, operations.known_lanes(reader.dialect)
+    claims, _ = reader.read(operations.claim(d, lanes, 2 * BATCH))
+    reader.read(operations.settle(d, [GiveBack(claim.receipt) for claim in claims[:below]]))
+    lanes.fall()
+    again, rows = reader.read(operations.claim(d, lanes, BATCH))
+    assert len(again) == BATCH
+    if below:
+        assert {claim.receipt.id for claim in again} == {claim.receipt.id for claim in claims[:below]}
+    assert rows <= 8 * BATCH + A_FEW
     assert not reader.scans()
 
 
@@ -78,6 +108,14 @@ def test_a_claim_by_id(reader: Reader) -> None:
     claims, rows = reader.read(operations.claim_ids(reader.dialect, ids))
     assert len(claims) == BATCH
     assert rows <= 5 * BATCH + A_FEW
+    assert not reader.scans()
+
+
+def test_after_a_lost_reply_the_claimed_rows_only_are_read(reader: Reader) -> None:
+    claims = claimed(reader)
+    adopted, rows = reader.read(operations.adopt(reader.dialect))
+    assert [claim.receipt for claim in adopted] == [claim.receipt for claim in claims]
+    assert rows <= 4 * BATCH + A_FEW
     assert not reader.scans()
 
 
@@ -129,7 +167,7 @@ def test_a_reaper_reads_lapsed_leases_only(reader: Reader) -> None:
 def test_ids_of_callers_are_looked_up_by_their_indexes(reader: Reader) -> None:
     ids = [uuid4() for _ in range(BATCH)]
     new, rows = reader.read(operations.publish(reader.dialect, ids))
-    assert new == set(ids)
+    assert new.new == set(ids)
     assert rows <= 8 * BATCH + A_FEW
     assert not reader.scans()
 
@@ -143,8 +181,7 @@ def test_what_was_recorded_is_looked_up_by_its_ids(reader: Reader) -> None:
 @pytest.mark.parametrize("outcome", ["ack", "nack", "reject", "release"])
 def test_a_stream_reads_the_messages_of_its_batch_only(reader: Reader, outcome: Settlement) -> None:
     d = reader.dialect
-    lanes = {QUEUE: operations.known_lanes()}
-    claimed, rows = reader.read(operations.stream_claim(d, lanes, BATCH))
+    claimed, rows = reader.read(operations.stream_claim(d, Hints(d), BATCH))
     assert claimed.claim.messages == BATCH
     assert rows <= 12 * BATCH + A_FEW
     found, rows = reader.read(operations.stream_slices(d, claimed.claim))
@@ -155,7 +192,7 @@ def test_a_stream_reads_the_messages_of_its_batch_only(reader: Reader, outcome: 
         assert released == BATCH
     else:
         ids = [d.id_out(row[0]) for row in reader.read(operations.stream_ids(d, claimed.claim))[0]]
-        decided = [Recorded(id_, outcome, 5, "no") for id_ in ids[: BATCH // 2]]
+        decided = [RecordedOutcome(id_, outcome, 5, "no") for id_ in ids[: BATCH // 2]]
         _, rows = reader.read(operations.stream_ack(d, decided, BATCH))
     assert rows <= 20 * BATCH + A_FEW
     assert not reader.scans()
@@ -166,3 +203,21 @@ def test_how_long_to_wait_is_one_look_into_each_lane(reader: Reader) -> None:
     assert wait is not None
     assert rows <= A_FEW
     assert not reader.scans()
+
+
+@pytest.mark.parametrize("queue", [None, QUEUE])
+def test_groups_of_failures_read_failures_only(reader: Reader, queue: str | None) -> None:
+    rejects = [Reject(claim.receipt, error=f"KeyError: {n % 2}") for n, claim in enumerate(claimed(reader))]
+    reader.read(operations.settle(reader.dialect, rejects))
+    groups, rows = reader.read(operations.failures(reader.dialect, queue))
+    assert [(group.queue, group.messages) for group in groups] == [(QUEUE, BATCH)], "alike but for a number"
+    assert rows <= 4 * BATCH + A_FEW
+    assert not reader.scans()
+
+
+def test_a_history_reads_as_many_archived_messages_as_its_limit(reader: Reader) -> None:
+    found, rows = reader.read(operations.history(reader.dialect, BATCH))
+    (bucket,) = found.buckets
+    assert (bucket.completed, bucket.at_least) == (BATCH, True)
+    assert rows <= 4 * BATCH + A_FEW
+    assert not [scan for scan in reader.scans() if not scan.startswith("SCAN c:")], "SQLite names the limited part too"

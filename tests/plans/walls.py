@@ -1,4 +1,4 @@
-"""What stands ahead of a claim: rows by the hundred thousand, made inside the database."""
+"""Rows ahead of a claim, hundreds of thousands, made inside the database."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,27 +16,27 @@ ARCHIVED = 200_000
 IN_FLIGHT = 20_000
 
 _LIVE = (
-    "INSERT INTO message (id, queue, priority, lane, due_at, state, payload, created_at, deliveries, attempts, "
-    "acquired_at, lease_until, token) SELECT {id}, {queue}, {lane}, {lane}, {due}, '{state}', {payload}, {now}, "
-    "{deliveries}, 0, {acquired}, {lease}, {token} FROM {series}"
+    "INSERT INTO millpond_message (id, queue, priority, due_at, state, payload, created_at, deliveries, "
+    "attempts, acquired_at, lease_until, token) SELECT {id}, {queue}, {lane}, {due}, '{state}', {payload}, "
+    "{now}, {deliveries}, 0, {acquired}, {lease}, {token} FROM {series}"
 )
 _ARCHIVED = (
-    "INSERT INTO message_archive (id, queue, priority, due_at, state, payload, created_at, deliveries, attempts, "
-    "acquired_at, token, archived_at) SELECT {id}, {queue}, {lane}, {now}, 'COMPLETED', {payload}, {now}, 1, 1, {now}, "
-    "1, {now} - n FROM {series}"
+    "INSERT INTO millpond_archive (id, queue, priority, due_at, state, payload, created_at, deliveries, "
+    "attempts, acquired_at, token, archived_at) SELECT {id}, {queue}, {lane}, {now}, 'COMPLETED', {payload}, {now}, "
+    "1, 1, {now}, 1, {now} - n FROM {series}"
 )
 
 
 @dataclass(frozen=True)
 class Words:
-    """How a database counts from `first` to `last`, and makes an id of the number `n`."""
+    """The SQL with which a database counts from `first` to `last` and makes an id from the number `n`."""
 
     id: str
     series: str
     payload: str
     other_queue: str
     begin: str = ""
-    """Before the INSERT's own text, where a series needs it."""
+    """Text before the INSERT, if a series needs it."""
 
 
 POSTGRES = Words(
@@ -61,7 +61,7 @@ SQLITE = Words(
 
 
 def statements(words: Words) -> Iterator[str]:
-    """Everything that stands ahead, the messages to be claimed last."""
+    """INSERTs of all rows; the messages to be claimed come last."""
     now = SystemClock().now()
     soon, past = now + 3600 * SECOND, now - 3600 * SECOND
     first = 1

@@ -1,7 +1,7 @@
 """A worker with an archive: `python -m tests.rabbitmq.archiving_worker URL ARCHIVE COUNT [killed]`.
 
-Killed, it dies after its first record and before the ack. Otherwise it handles so many messages, and says how often
-each was delivered.
+With `killed` it kills itself after its first record, before the ack. Otherwise it handles COUNT messages and prints
+their numbers of deliveries.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ async def main(url: str, archive: str, count: int, killed: bool) -> None:
             pond.stop()
 
     transport: Any = await pond.transport
-    record = transport.archive.record
+    record = transport._inner.archive.operations.record
 
     async def record_and_die(rows: Any) -> None:
         await record(rows)
         os.kill(os.getpid(), signal.SIGKILL)
 
     if killed:
-        transport.archive.record = record_and_die
+        transport._inner.archive.operations.record = record_and_die
     await pond.run()
     await pond.close()
 

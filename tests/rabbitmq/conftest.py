@@ -1,4 +1,4 @@
-"""A broker whose own clock runs; a handle on a virtual host of its own."""
+"""A transport on a new virtual host, with the broker's real clock."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import millpond
 from millpond import Claim, Row
 from millpond.control import Control
 from millpond.message import State
+from tests.shared import KINDS, empty_database
 
 SOON = 30.0
-"""Nobody waits this long: what is to come comes in seconds, also on a busy machine."""
+"""Timeout in seconds. Expected events take a few seconds, even on a busy machine."""
 
 
 @pytest.fixture
@@ -24,8 +25,14 @@ async def transport(rabbitmq_url: str) -> AsyncIterator[Any]:
     await transport.close()
 
 
-async def arrival(transport: Any, queue: str = "q", within: float = SOON) -> Claim:
-    """The next message, whenever it comes."""
+@pytest.fixture(params=KINDS)
+def archive_url(request: pytest.FixtureRequest) -> str:
+    """A migrated database without messages, of each kind in turn."""
+    return empty_database(request, request.param)
+
+
+async def next_claim(transport: Any, queue: str = "q", within: float = SOON) -> Claim:
+    """Wait for the next message and claim it."""
     async with asyncio.timeout(within):
         while not (claims := await transport.claim([queue])):
             await transport.wait([queue], within)
@@ -33,7 +40,7 @@ async def arrival(transport: Any, queue: str = "q", within: float = SOON) -> Cla
 
 
 async def dead_letters(control: Control, queue: str = "q") -> list[Row]:
-    """As soon as there are some."""
+    """Wait until the queue has dead letters."""
     async with asyncio.timeout(SOON):
         while True:
             if rows := await control.messages(queue, states=[State.FAILED]):

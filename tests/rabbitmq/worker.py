@@ -1,31 +1,29 @@
-"""A worker in a process of its own, to be killed: `python -m tests.rabbitmq.worker URL FILE`.
+"""An application whose workers are killed: `millpond run tests.rabbitmq.worker`.
 
-Each run of a handler leaves a line before it ends: the message's number and how often it was delivered.
+Each run of the handler writes a line: the number of the message and its deliveries. The environment has the URL and the
+file.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 
 from millpond import Delivery, Millpond
 
-
-async def main(url: str, file: Path) -> None:
-    pond = Millpond(url)
-
-    @pond.subscriber("q", max_workers=4)
-    async def handle(number: str, delivery: Delivery) -> None:
-        with file.open("a") as lines:
-            lines.write(f"{number} {delivery.claim.deliveries}\n")
-        if number == "poison":
-            os._exit(1)
-        await asyncio.sleep(0.01)
-
-    await pond.run()
+URL, FILE = "KILLED_WORKER_URL", "KILLED_WORKER_FILE"
+pond = Millpond(os.environ.get(URL, "memory://"))
 
 
-if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], Path(sys.argv[2])))
+def note(line: str) -> None:
+    with Path(os.environ[FILE]).open("a") as lines:
+        lines.write(line)
+
+
+@pond.subscriber("q", max_workers=4)
+async def handle(number: str, delivery: Delivery) -> None:
+    note(f"{number} {delivery.claim.deliveries}\n")
+    if number == "poison":
+        os._exit(1)
+    await asyncio.sleep(0.01)

@@ -11,7 +11,7 @@ from tests.races.processes import Actors
 
 DATABASES = ("sqlite", "postgres", "mariadb")
 SERVERS = ("postgres", "mariadb")
-"""Where several transactions write at once; SQLite has one writer at a time."""
+"""Databases in which several transactions write at once; SQLite has one writer at a time."""
 
 
 @pytest.fixture(params=DATABASES)
@@ -31,14 +31,14 @@ async def actors() -> AsyncIterator[Actors]:
 
 
 @pytest.fixture
-async def store(url: str) -> AsyncIterator[millpond.Store]:
+async def store(url: str) -> AsyncIterator[millpond.Transport]:
     store = await millpond.connect(url, migrate=True, busy_timeout=40)
     yield store  # type: ignore[misc]
     await store.close()
 
 
 @pytest.fixture
-async def server_store(server_url: str) -> AsyncIterator[millpond.Store]:
+async def server_store(server_url: str) -> AsyncIterator[millpond.Transport]:
     store = await millpond.connect(server_url, migrate=True, busy_timeout=40)
     yield store  # type: ignore[misc]
     await store.close()

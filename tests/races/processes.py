@@ -1,4 +1,4 @@
-"""Real processes for the races: each plays one role, says what happened as lines of JSON, and can be killed."""
+"""Real processes for the races: each plays one role, sends results as lines of JSON, and can be killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Actor:
-    """One process in one role (see roles.py), told by lines and telling by lines."""
+    """One process in one role (see roles.py); both sides send lines."""
 
     def __init__(self, role: str, process: asyncio.subprocess.Process) -> None:
         self.role = role
@@ -37,15 +37,15 @@ class Actor:
     def pid(self) -> int:
         return self._process.pid
 
-    async def says(self, within: float = SOON) -> dict[str, Any]:
-        """The next line."""
+    async def receive(self, within: float = SOON) -> dict[str, Any]:
+        """The next line from the process."""
         assert self._process.stdout is not None
         line = await asyncio.wait_for(self._process.stdout.readline(), within)
         if not line:
-            raise AssertionError(f"{self.role} ended with {await self._process.wait()} and said nothing more")
+            raise AssertionError(f"{self.role} ended with {await self._process.wait()} without a further line")
         return json.loads(line)  # type: ignore[no-any-return]
 
-    def tell(self, word: str) -> None:
+    def send(self, word: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(word.encode() + b"\n")
 
@@ -62,7 +62,7 @@ class Actor:
 
 
 class Actors:
-    """All processes of a test; whatever happens, none outlives it."""
+    """All processes of a test; none outlives it."""
 
     def __init__(self) -> None:
         self._all: list[Actor] = []
@@ -73,10 +73,10 @@ class Actors:
         return actor
 
     async def start_many(self, count: int, role: str, **args: Any) -> list[Actor]:
-        """So many, all of them ready: connected, and waiting for a word."""
+        """A number of processes, all connected and waiting for a line."""
         actors = [await self.start(role, number=n, **args) for n in range(count)]
         for actor in actors:
-            assert (await actor.says()) == {"ready": True}
+            assert (await actor.receive()) == {"ready": True}
         return actors
 
     async def __aenter__(self) -> Self:
@@ -92,7 +92,7 @@ class Actors:
 def report(
     test: str, url: str, *, messages: int, faults: int = 0, lost: int = 0, doubled: int = 0, **recovered: Any
 ) -> None:
-    """One line for people."""
+    """Print one line for people."""
     more = " ".join(f"{name}={value}" for name, value in recovered.items()) or "-"
     print(
         f"\n{test:<28} {url.partition(':')[0]:<11} messages={messages} faults={faults} lost={lost} "

@@ -1,4 +1,4 @@
-"""What the processes of the races do. Run as `python -m tests.races.roles <role> <arguments as JSON>`."""
+"""Roles of the processes in the races. Run as `python -m tests.races.roles <role> <arguments as JSON>`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import random
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import millpond
-from millpond import Ack, Claim, Message, Nack, Store
-from millpond.transport import Presence
+from millpond import Ack, Claim, Message, Nack, Transport
+from millpond.clock import SECOND, SystemClock
+from millpond.seam.workers import Presence
 
 Role = Callable[..., Awaitable[None]]
 ROLES: dict[str, Role] = {}
@@ -26,17 +28,17 @@ def role(function: Role) -> Role:
     return function
 
 
-def say(**facts: Any) -> None:
+def send(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
-class Ear:
-    """Reads the words that the test tells."""
+class Inbox:
+    """Lines that the test sends."""
 
     def __init__(self) -> None:
         self._reader: asyncio.StreamReader | None = None
 
-    async def hear(self) -> str:
+    async def receive(self) -> str:
         if self._reader is None:
             self._reader = asyncio.StreamReader()
             protocol = asyncio.StreamReaderProtocol(self._reader)
@@ -44,20 +46,31 @@ class Ear:
         return (await self._reader.readline()).decode().strip()
 
     async def ready(self) -> None:
-        say(ready=True)
-        await self.hear()
+        send(ready=True)
+        await self.receive()
 
     @contextlib.asynccontextmanager
-    async def until_told(self) -> AsyncIterator[asyncio.Task[str]]:
-        """A task that is done once the test has said a word."""
-        task = asyncio.create_task(self.hear())
+    async def until_received(self) -> AsyncIterator[asyncio.Task[str]]:
+        """A task that is done once the test has sent a line."""
+        task = asyncio.create_task(self.receive())
         yield task
         task.cancel()
 
 
-async def connect(url: str) -> Store:
-    # A machine that runs all this may stop for seconds, also with a file's one lock in hand.
-    return await millpond.connect(url, busy_timeout=40)  # type: ignore[return-value]
+class FileClock:
+    """The system's clock with an offset in hours that a file holds: a database clock that tests can set."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def now(self) -> int:
+        return SystemClock().now() + round(float(self._path.read_text()) * 3600 * SECOND)
+
+
+async def connect(url: str, clock: str | None = None) -> Transport:
+    options: dict[str, Any] = {} if clock is None else {"clock": FileClock(Path(clock))}
+    # A busy machine may pause a process for seconds, even while it holds the write lock of a SQLite file.
+    return await millpond.connect(url, busy_timeout=40, **options)
 
 
 def ids_of(claims: list[Claim]) -> list[str]:
@@ -70,7 +83,7 @@ def acks(claims: list[Claim]) -> list[Ack]:
 
 @contextlib.asynccontextmanager
 async def beating(presence: Presence) -> AsyncIterator[list[bool]]:
-    """Beats as a worker does; the answers since the last look."""
+    """Beat as a worker does; the list of results."""
     beats: list[bool] = []
 
     async def beat() -> None:
@@ -87,33 +100,33 @@ async def beating(presence: Presence) -> AsyncIterator[list[bool]]:
 
 
 @role
-async def claimer(ear: Ear, url: str, number: int, queue: str, batch: int) -> None:
-    """Claims and acks until there is nothing left."""
+async def claimer(inbox: Inbox, url: str, number: int, queue: str, batch: int) -> None:
+    """Claim and ack until the queue is empty."""
     store = await connect(url)
-    await ear.ready()
+    await inbox.ready()
     ids: list[str] = []
     refused = 0
     while claims := await store.claim([queue], batch):
         ids += ids_of(claims)
         refused += len(await store.settle(acks(claims)))
-    say(ids=ids, refused=refused)
+    send(ids=ids, refused=refused)
     await store.close()
 
 
 @role
 async def consumer(
-    ear: Ear, url: str, number: int, queue: str, batch: int, watch: str | None = None, pause: float = 0.0
+    inbox: Inbox, url: str, number: int, queue: str, batch: int, watch: str | None = None, pause: float = 0.0
 ) -> None:
-    """Claims and acks until told to stop, nacking some; says when it meets the watched id."""
+    """Claim and ack until stopped, and nack some; report a claim of the watched id."""
     store = await connect(url)
-    await ear.ready()
+    await inbox.ready()
     done: list[str] = []
-    async with ear.until_told() as stop:
+    async with inbox.until_received() as stop:
         while not stop.done():
             claims = await store.claim([queue], batch)
             now = time.monotonic()
             if watch is not None and watch in ids_of(claims):
-                say(met=watch, at=now, full=len(claims) == batch)
+                send(met=watch, at=now, full=len(claims) == batch)
             nacked = [c for c in claims if watch is None and c.attempts == 0 and random.random() < 0.1]
             acked = [c for c in claims if c not in nacked]
             refused = await store.settle([*acks(acked), *(Nack(c.receipt, error="again") for c in nacked)])
@@ -122,28 +135,45 @@ async def consumer(
             if not claims:
                 await store.wait([queue], 0.05)
             await asyncio.sleep(pause)
-    say(done=done)
+    send(done=done)
     await store.close()
 
 
 @role
-async def holder(ear: Ear, url: str, number: int, queue: str, count: int, lease: float, join: bool) -> None:
-    """A worker that claims, beats and reaps until told; then it acks what it holds."""
-    store = await connect(url)
+async def holder(
+    inbox: Inbox,
+    url: str,
+    number: int,
+    queue: str,
+    count: int,
+    lease: float,
+    join: bool,
+    ahead: bool = False,
+    stop: bool = False,
+    by_worker: bool = False,
+    dead_after: float = 2.0,
+    clock: str | None = None,
+) -> None:
+    """A worker that claims, beats and reaps until stopped; then it acks its claims. `stop`: it announces its stop."""
+    store = await connect(url, clock)
     async with contextlib.AsyncExitStack() as stack:
         beats: list[bool] = []
         if join:
-            beats = await stack.enter_async_context(beating(await store.join(f"holder {number}")))
-        claims = await store.claim([queue], count, lease)
-        say(held=len(claims), deliveries=sorted({c.deliveries for c in claims}))
+            presence = await store.workers.join(f"holder {number}", dead_after=dead_after)
+            if stop:
+                presence.announce_stop()
+                await presence.beat()
+            beats = await stack.enter_async_context(beating(presence))
+        claims = await store.claim([queue], count, lease, ahead=ahead, by_worker=by_worker)
+        send(held=len(claims), deliveries=sorted({c.deliveries for c in claims}))
         reaped = 0
-        async with ear.until_told() as told:
-            while not told.done():
-                await asyncio.wait([told], timeout=1)
+        async with inbox.until_received() as stop:
+            while not stop.done():
+                await asyncio.wait([stop], timeout=1)
                 with contextlib.suppress(millpond.StoreUnavailable):
-                    reaped += await store.reap() if join and not told.done() else 0
+                    reaped += await store.workers.reap() if join and not stop.done() else 0
         refused = await store.settle(acks(claims))
-        say(refused=len(refused), reaped=reaped, beats=beats.count(True), missed=beats.count(False))
+        send(refused=len(refused), reaped=reaped, beats=beats.count(True), missed=beats.count(False))
     await store.close()
 
 
@@ -151,14 +181,14 @@ async def holder(ear: Ear, url: str, number: int, queue: str, count: int, lease:
 
 
 @role
-async def publisher(ear: Ear, url: str, number: int, queue: str, kind: str, pause: float = 0.0) -> None:
-    """Publishes until told to stop."""
+async def publisher(inbox: Inbox, url: str, number: int, queue: str, kind: str, pause: float = 0.0) -> None:
+    """Publish until stopped."""
     store = await connect(url)
-    await ear.ready()
+    await inbox.ready()
     new: list[str] = []
     offered = 0
     shared = random.Random(7)  # the same ids in every process
-    async with ear.until_told() as stop:
+    async with inbox.until_received() as stop:
         while not stop.done():
             if kind == "single":
                 messages = [Message(queue=queue, payload=b"single")]
@@ -171,19 +201,19 @@ async def publisher(ear: Ear, url: str, number: int, queue: str, kind: str, paus
             offered += len(messages)
             new += [str(p.id) for p in await store.publish(messages) if p.new]
             await asyncio.sleep(pause)
-    say(new=new, offered=offered)
+    send(new=new, offered=offered)
     await store.close()
 
 
 @role
-async def given_publisher(ear: Ear, url: str, number: int, queue: str, rounds: list[list[str]]) -> None:
-    """Publishes rounds of given ids, each at a word, and says which were new."""
+async def given_publisher(inbox: Inbox, url: str, number: int, queue: str, rounds: list[list[str]]) -> None:
+    """Publish rounds of given ids, one round per line from the test, and report which were new."""
     store = await connect(url)
-    await ear.ready()
+    await inbox.ready()
     for ids in rounds:
         published = await store.publish([Message(queue=queue, payload=b"x", id=UUID(id_)) for id_ in ids])
-        say(new=[str(p.id) for p in published if p.new])
-        await ear.hear()
+        send(new=[str(p.id) for p in published if p.new])
+        await inbox.receive()
     await store.close()
 
 
@@ -191,63 +221,63 @@ async def given_publisher(ear: Ear, url: str, number: int, queue: str, rounds: l
 
 
 @role
-async def reaper(ear: Ear, url: str, number: int, pause: float = 0.0) -> None:
+async def reaper(inbox: Inbox, url: str, number: int, pause: float = 0.0) -> None:
     store = await connect(url)
-    await ear.ready()
+    await inbox.ready()
     reaped = 0
-    async with ear.until_told() as stop:
+    async with inbox.until_received() as stop:
         while not stop.done():
-            reaped += await store.reap()
+            reaped += await store.workers.reap()
             await asyncio.sleep(pause)
-    say(reaped=reaped)
+    send(reaped=reaped)
     await store.close()
 
 
 @role
-async def purger(ear: Ear, url: str, number: int, pause: float) -> None:
+async def purger(inbox: Inbox, url: str, number: int, pause: float) -> None:
     store = await connect(url)
-    await ear.ready()
+    await inbox.ready()
     purged = 0
-    async with ear.until_told() as stop:
+    async with inbox.until_received() as stop:
         while not stop.done():
-            purged += await store.purge(older_than=0.2)
+            purged += await store.operations.purge(older_than=0.2)
             await asyncio.sleep(pause)
-    say(purged=purged)
+    send(purged=purged)
     await store.close()
 
 
 @role
-async def flaky(ear: Ear, url: str, number: int, queue: str) -> None:
-    """Claims; abandons some at once with next to no lease, and settles the others, which must be its own."""
+async def flaky(inbox: Inbox, url: str, number: int, queue: str) -> None:
+    """Claim; abandon some at once with almost no lease, and settle the others, which must not be refused."""
     store = await connect(url)
-    await ear.ready()
+    await inbox.ready()
     abandoned, settled, refused = 0, [], 0
-    async with ear.until_told() as stop:
+    async with inbox.until_received() as stop:
         while not stop.done():
             if random.random() < 0.5:
-                abandoned += len(await store.claim([queue], 5, 0.001, max_crashes=None))
+                abandoned += len(await store.claim([queue], 5, 0.001))
             else:
-                claims = await store.claim([queue], 5, 60, max_crashes=None)
-                await asyncio.sleep(0.005)  # long enough for a reaper that does not look again
+                claims = await store.claim([queue], 5, 60)
+                await asyncio.sleep(0.005)  # long enough for a reaper that does not check again
                 stale = await store.settle(acks(claims))
                 refused += len(stale)
                 settled += [str(c.receipt.id) for c in claims if c.receipt not in stale]
-    say(abandoned=abandoned, settled=settled, refused=refused)
+    send(abandoned=abandoned, settled=settled, refused=refused)
     await store.close()
 
 
 @role
-async def migrator(ear: Ear, url: str, number: int) -> None:
-    await ear.ready()
+async def migrator(inbox: Inbox, url: str, number: int) -> None:
+    await inbox.ready()
     store = await millpond.connect(url, migrate=True)
-    say(published=len(await store.publish([Message(queue="q", payload=b"x")])))
+    send(published=len(await store.publish([Message(queue="q", payload=b"x")])))
     await store.close()
 
 
 def main() -> None:
     name, args = sys.argv[1:]
-    logging.getLogger("millpond").setLevel(logging.ERROR)  # a warning of SQLite's version, once a process
-    asyncio.run(ROLES[name](Ear(), **json.loads(args)))  # type: ignore[arg-type]
+    logging.getLogger("millpond").setLevel(logging.ERROR)  # SQLite's version causes a warning in every process
+    asyncio.run(ROLES[name](Inbox(), **json.loads(args)))  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

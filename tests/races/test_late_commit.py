@@ -8,17 +8,20 @@ from typing import Any
 
 import psycopg
 import pymysql
+import pytest
 
-from millpond import Message, Store
+from millpond import Message, Transport
 from millpond.transports.url import Url
 from tests.races.processes import Actors, report
+
+pytestmark = pytest.mark.slow
 
 STALL = 5.0
 BACKLOG = 20_000
 
 
 def caller(url: str) -> Any:
-    """A connection as an application has one."""
+    """A connection of an application."""
     if url.startswith("postgresql"):
         return psycopg.connect(url)
     parts = Url(url)
@@ -28,14 +31,14 @@ def caller(url: str) -> Any:
 
 
 async def test_it_is_delivered_within_a_second_of_its_commit(
-    server_url: str, server_store: Store, actors: Actors
+    server_url: str, server_store: Transport, actors: Actors
 ) -> None:
     connection = caller(server_url)
     try:
         if server_url.startswith("mysql"):
             connection.begin()
-        (stalled,) = server_store.publish_sync([Message(queue="q", payload=b"late")], within=connection)
-        # So much waits behind it that every claim is full, and the claimers step over what they have seen.
+        (stalled,) = server_store.transactions.publish_sync([Message(queue="q", payload=b"late")], within=connection)
+        # The backlog behind it fills every claim, and claimers skip the range that they have seen.
         for _ in range(BACKLOG // 2_000):
             await server_store.publish([Message(queue="q", payload=b"x") for _ in range(2_000)])
         publishers = await actors.start_many(2, "publisher", url=server_url, queue="q", kind="bulk", pause=0.1)
@@ -43,19 +46,19 @@ async def test_it_is_delivered_within_a_second_of_its_commit(
             2, "consumer", url=server_url, queue="q", batch=100, watch=str(stalled.id), pause=0.05
         )
         for actor in (*publishers, *consumers):
-            actor.tell("go")
+            actor.send("go")
         await asyncio.sleep(STALL)
         connection.commit()
         committed_at = time.monotonic()
     finally:
         connection.close()
-    met = [asyncio.create_task(consumer.says()) for consumer in consumers]
+    met = [asyncio.create_task(consumer.receive()) for consumer in consumers]
     (first,), others = await asyncio.wait(met, timeout=60, return_when=asyncio.FIRST_COMPLETED)
     for actor in (*publishers, *consumers):
-        actor.tell("stop")
-    said = first.result()
-    seconds = said["at"] - committed_at
-    rest = await asyncio.gather(*others, *(publisher.says() for publisher in publishers))
+        actor.send("stop")
+    reply = first.result()
+    seconds = reply["at"] - committed_at
+    rest = await asyncio.gather(*others, *(publisher.receive() for publisher in publishers))
     waiting = await server_store.claim(["q"], 100)
     report(
         "stalled publisher",
@@ -64,6 +67,6 @@ async def test_it_is_delivered_within_a_second_of_its_commit(
         faults=1,
         seconds=round(seconds, 2),
     )
-    assert said["full"]
-    assert len(waiting) == 100  # there was load to the end
+    assert reply["full"]
+    assert len(waiting) == 100  # the load lasted to the end
     assert seconds < 15  # about one on a quiet machine; without the unbounded pass, when the backlog is gone

@@ -1,4 +1,4 @@
-"""Ten processes migrate at once; and workers of the version before go on through a migration."""
+"""Ten processes migrate at once; workers of the previous version run through a migration."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import pytest
 import millpond
 from millpond import Ack, Message, State
 from millpond.errors import NotMigrated, SchemaMismatch
-from millpond.transports.database import migrate as migrating
-from millpond.transports.database.dialect import Dialect
-from millpond.transports.database.migrate import Migration
-from millpond.transports.database.sqlite import SqliteDialect
+from millpond.transports.database.migration import migrate as migrating
+from millpond.transports.database.migration.migrate import Migration
+from millpond.transports.database.sql.dialect import Dialect
+from millpond.transports.database.sqlite.dialect import SqliteDialect
 from tests.races.processes import Actors, report
 from tests.waiting import until
+
+pytestmark = pytest.mark.slow
 
 THIS = migrating.migrations(SqliteDialect())[-1].version
 NEXT = Migration(
@@ -21,7 +23,7 @@ NEXT = Migration(
     """
 CREATE TABLE {prefix}message_more (id INTEGER NOT NULL PRIMARY KEY);
 
--- A column that those before do not know, and an index over it.
+-- A column that the previous version does not know, and its index.
 ALTER TABLE {message} ADD COLUMN later BIGINT;
 
 CREATE INDEX {prefix}message_later ON {message} (later);
@@ -35,9 +37,9 @@ AFTER_NEXT = Migration(THIS + 2, "test", "CREATE TABLE {prefix}message_even_more
 async def test_ten_at_once(url: str, actors: Actors) -> None:
     migrators = await actors.start_many(10, "migrator", url=url)
     for migrator in migrators:
-        migrator.tell("go")
+        migrator.send("go")
     for migrator in migrators:
-        assert await migrator.says() == {"published": 1}
+        assert await migrator.receive() == {"published": 1}
         await migrator.ends()
     store = await millpond.connect(url)
     assert len(await store.claim(["q"], 100)) == 10
@@ -45,17 +47,19 @@ async def test_ten_at_once(url: str, actors: Actors) -> None:
     report("ten migrate", url, messages=10)
 
 
-async def test_those_before_go_on(url: str, actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workers_of_the_previous_version_continue(
+    url: str, actors: Actors, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(NotMigrated, match="millpond migrate"):
         await millpond.connect(url, migrate=False)
     store = await millpond.connect(url, migrate=True, busy_timeout=40)
     publishers = await actors.start_many(2, "publisher", url=url, queue="q", kind="bulk", pause=0.05)
     consumers = await actors.start_many(2, "consumer", url=url, queue="q", batch=50)
     for actor in (*publishers, *consumers):
-        actor.tell("go")
+        actor.send("go")
 
     async def at_work() -> bool:
-        (stats, *_) = await store.count() or [None]
+        (stats, *_) = await store.operations.count() or [None]
         return stats is not None and stats.counts[State.COMPLETED] > 200
 
     await until(at_work)
@@ -76,17 +80,17 @@ async def test_those_before_go_on(url: str, actors: Actors, monkeypatch: pytest.
         return list(applied)
 
     assert [m.version for m in await upgrade(NEXT)] == [THIS + 1]
-    (before,) = await store.count(["q"])
+    (before,) = await store.operations.count(["q"])
 
     async def still_at_work() -> bool:
-        (stats,) = await store.count(["q"])
+        (stats,) = await store.operations.count(["q"])
         return stats.counts[State.COMPLETED] > before.counts[State.COMPLETED] + 500
 
     await until(still_at_work)
     for actor in (*publishers, *consumers):
-        actor.tell("stop")
-    new = [id_ for publisher in publishers for id_ in (await publisher.says())["new"]]
-    done = [id_ for consumer in consumers for id_ in (await consumer.says())["done"]]
+        actor.send("stop")
+    new = [id_ for publisher in publishers for id_ in (await publisher.receive())["new"]]
+    done = [id_ for consumer in consumers for id_ in (await consumer.receive())["done"]]
     for actor in (*publishers, *consumers):
         await actor.ends()
     while claims := await store.claim(["q"], 1_000):
@@ -95,7 +99,7 @@ async def test_those_before_go_on(url: str, actors: Actors, monkeypatch: pytest.
     report("migration under load", url, messages=len(new), faults=1, lost=len(set(new) - set(done)))
     assert sorted(new) == sorted(done)
     await store.close()
-    # One that starts now, still of this version, works with the next, and refuses the one after that.
+    # A process of this version that starts now works with the next version and refuses the one after that.
     late = await millpond.connect(url)
     await late.close()
     assert [m.version for m in await upgrade(NEXT, AFTER_NEXT)] == [THIS + 2]

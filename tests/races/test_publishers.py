@@ -7,14 +7,18 @@ import random
 from collections import Counter
 from uuid import UUID, uuid4
 
-from millpond import Ack, Message, State, Store
+import pytest
+
+from millpond import Ack, Message, State, Transport
 from tests.races.processes import Actors, report
 from tests.waiting import until
+
+pytestmark = pytest.mark.slow
 
 FOR_SECONDS = 3.0
 
 
-async def test_nobody_meets_a_deadlock(server_url: str, server_store: Store, actors: Actors) -> None:
+async def test_no_caller_gets_a_deadlock(server_url: str, server_store: Transport, actors: Actors) -> None:
     publishers = [
         *await actors.start_many(3, "publisher", url=server_url, queue="q", kind="single"),
         *await actors.start_many(2, "publisher", url=server_url, queue="q", kind="bulk", pause=0.1),
@@ -26,37 +30,37 @@ async def test_nobody_meets_a_deadlock(server_url: str, server_store: Store, act
         *await actors.start_many(1, "purger", url=server_url, pause=0.1),
     ]
     for actor in (*publishers, *consumers, *others):
-        actor.tell("go")
+        actor.send("go")
     await asyncio.sleep(FOR_SECONDS)
     published: Counter[str] = Counter()
     for publisher in publishers:
-        publisher.tell("stop")
+        publisher.send("stop")
     for publisher in publishers:
-        published.update((await publisher.says())["new"])
+        published.update((await publisher.receive())["new"])
         await publisher.ends()
 
     async def drained() -> bool:
-        return not await server_store.browse("q", limit=1)
+        return not await server_store.operations.browse("q", limit=1)
 
     await until(drained, every=0.1)
     done: Counter[str] = Counter()
     for actor in (*consumers, *others):
-        actor.tell("stop")
+        actor.send("stop")
     for actor in consumers:
-        done.update((await actor.says())["done"])
+        done.update((await actor.receive())["done"])
         await actor.ends()
-    said = [await actor.says() for actor in others]
+    reply = [await actor.receive() for actor in others]
     for actor in others:
         await actor.ends()
     doubled = sum(n - 1 for n in done.values())
     lost = len(published.keys() - done.keys())
-    report("publishers and claimers", server_url, messages=len(published), lost=lost, doubled=doubled, **said[1])
+    report("publishers and claimers", server_url, messages=len(published), lost=lost, doubled=doubled, **reply[1])
     assert max(published.values()) == 1
     assert (lost, doubled, done.keys() - published.keys()) == (0, 0, set())
 
 
-async def test_two_publish_the_same_ids(url: str, store: Store, actors: Actors) -> None:
-    """Overlapping sets, in both orders: each id is new to one of them, and neither meets an error."""
+async def test_two_publish_the_same_ids(url: str, store: Transport, actors: Actors) -> None:
+    """Overlapping sets in both orders: each id is new for one publisher, and neither gets an error."""
     rounds = 15
     ids = [[str(uuid4()) for _ in range(60)] for _ in range(rounds)]
     first = [r[:40] for r in ids]
@@ -67,18 +71,18 @@ async def test_two_publish_the_same_ids(url: str, store: Store, actors: Actors) 
         for n, mine in enumerate((first, second, third))
     ]
     for actor in (one, two, three):
-        await actor.says()
+        await actor.receive()
     new: Counter[str] = Counter()
     for _ in range(rounds):
         for actor in (one, two, three):
-            actor.tell("next")
+            actor.send("next")
         for actor in (one, two, three):
-            new.update((await actor.says())["new"])
+            new.update((await actor.receive())["new"])
     for actor in (one, two, three):
-        actor.tell("end")
+        actor.send("end")
         await actor.ends()
     wanted = {id_ for r in (*first, *second, *third) for id_ in r}
-    (stats,) = await store.count(["q"])
+    (stats,) = await store.operations.count(["q"])
     report(
         "the same ids",
         url,

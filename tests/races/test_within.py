@@ -1,4 +1,4 @@
-"""Acks within a caller's transaction that rolls back, that stalls, that commits after the lease."""
+"""Acks within a caller's transaction that rolls back, stalls, or commits after the lease."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 import millpond
-from millpond import Ack, Claim, Message, Nack, Receipt, State, Store
+from millpond import Ack, Claim, Message, Nack, Receipt, State, Transport
 from tests.races.processes import report
-from tests.transactions import callers
-from tests.transactions.callers import Hand
+from tests.rooms.transactions import callers
+from tests.rooms.transactions.callers import CallerCalls
 from tests.waiting import until
+
+pytestmark = pytest.mark.slow
 
 SERVERS = {
     "psycopg": ("postgres", callers.psycopg_sync),
@@ -23,10 +25,10 @@ ALL = {"sqlite3": ("sqlite", callers.sqlite3_legacy), **SERVERS}
 
 
 class Scene:
-    def __init__(self, url: str, store: Store, hand: Hand) -> None:
+    def __init__(self, url: str, store: Transport, calls: CallerCalls) -> None:
         self.url = url
         self.store = store
-        self.hand = hand
+        self.calls = calls
 
     async def claimed(self, count: int, lease: float) -> list[Claim]:
         await self.store.publish([Message(queue="q", payload=b"x") for _ in range(count)])
@@ -35,30 +37,30 @@ class Scene:
         return claims
 
     async def state(self, claim: Claim) -> list[tuple[State, int]]:
-        return [(row.state, row.deliveries) for row in await self.store.find([claim.receipt.id])]
+        return [(row.state, row.deliveries) for row in await self.store.operations.find([claim.receipt.id])]
 
 
 @pytest.fixture
 async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
     kind, caller = ALL[request.param]
     url = request.getfixturevalue(f"{kind}_url")
-    store: Store = await millpond.connect(url, migrate=True)  # type: ignore[assignment]
-    async with caller(url) as hand:
-        yield Scene(url, store, hand)
+    store: Transport = await millpond.connect(url, migrate=True)  # type: ignore[assignment]
+    async with caller(url) as calls:
+        yield Scene(url, store, calls)
     await store.close()
 
 
-on_all = pytest.mark.parametrize("scene", ALL, indirect=True)
-on_servers = pytest.mark.parametrize("scene", SERVERS, indirect=True)
+on_all = pytest.mark.parametrize("scene", callers.params(ALL), indirect=True)
+on_servers = pytest.mark.parametrize("scene", callers.params(SERVERS), indirect=True)
 
 
 @on_all
 async def test_it_rolls_back(scene: Scene) -> None:
-    """Nothing happened: the message is still ours, and settles as ever."""
+    """The rollback leaves no trace: the receipt is still valid and can be settled."""
     (claim,) = await scene.claimed(1, 60)
     for _ in range(3):
-        assert await scene.store.settle([Ack(claim.receipt)], within=scene.hand.within) == []
-        await scene.hand.rollback()
+        assert await scene.store.settle([Ack(claim.receipt)], within=scene.calls.within) == []
+        await scene.calls.rollback()
         assert await scene.state(claim) == [(State.PROCESSING, 1)]
     assert await scene.store.extend([claim.receipt], 60) == []
     assert await scene.store.settle([Ack(claim.receipt)]) == []
@@ -68,16 +70,16 @@ async def test_it_rolls_back(scene: Scene) -> None:
 
 @on_servers
 async def test_it_stalls(scene: Scene) -> None:
-    """While the transaction is open nobody waits for it: the others are settled, extended and reaped."""
+    """An open transaction blocks no other verb: other messages are settled, extended and reaped."""
     store = scene.store
     held, lapsed, acked, extended = await scene.claimed(4, 0.2)
     assert await store.extend([acked.receipt, extended.receipt], 60) == []
-    assert await store.settle([Ack(held.receipt)], within=scene.hand.within) == []
+    assert await store.settle([Ack(held.receipt)], within=scene.calls.within) == []
     async with asyncio.timeout(60):
-        # Its lease is over, but its row is in somebody's hands.
-        assert await until(store.reap) == 1
+        # Its lease is over, but another transaction has locked its row.
+        assert await until(store.workers.reap) == 1
         assert await scene.state(lapsed) == [(State.PENDING, 1)]
-        assert await store.reap() == 0
+        assert await store.workers.reap() == 0
         assert await store.extend([held.receipt, extended.receipt], 0.2) == []
         settling = asyncio.create_task(store.settle([Nack(held.receipt), Ack(acked.receipt)]))
 
@@ -88,8 +90,8 @@ async def test_it_stalls(scene: Scene) -> None:
         assert lapsed.receipt.id in [c.receipt.id for c in await store.claim(["q"], 10)]
         assert await scene.state(held) == [(State.PROCESSING, 1)]
         assert not settling.done()
-        await scene.hand.commit()
-        # The transaction won; the late nack is told so.
+        await scene.calls.commit()
+        # The transaction won; the late nack is refused.
         assert await settling == [held.receipt]
     assert await scene.state(held) == [(State.COMPLETED, 1)]
     report("ack stalls", scene.url, messages=4, faults=1)
@@ -97,29 +99,29 @@ async def test_it_stalls(scene: Scene) -> None:
 
 @on_all
 async def test_it_commits_after_the_lease(scene: Scene) -> None:
-    """Nobody took the message meanwhile, so that the commit counts; a reaper leaves the locked row alone."""
+    """No worker claimed the message meanwhile, so the commit counts; a reaper skips the locked row."""
     store = scene.store
     (claim,) = await scene.claimed(1, 0.1)
-    assert await store.settle([Ack(claim.receipt)], within=scene.hand.within) == []
+    assert await store.settle([Ack(claim.receipt)], within=scene.calls.within) == []
     await asyncio.sleep(0.2)  # the lease is over
-    reaping = asyncio.create_task(store.reap())  # on SQLite it waits for the one writer there is
+    reaping = asyncio.create_task(store.workers.reap())  # on SQLite it waits for the only writer
     await asyncio.wait([reaping], timeout=0.5)
-    await scene.hand.commit()
+    await scene.calls.commit()
     assert await reaping == 0
-    assert await store.reap() == 0
+    assert await store.workers.reap() == 0
     assert await store.claim(["q"], 1) == []
     assert await scene.state(claim) == [(State.COMPLETED, 1)]
     report("ack commits after the lease", scene.url, messages=1, faults=1)
 
 
 @on_all
-async def test_it_begins_after_another_took_it(scene: Scene) -> None:
+async def test_it_begins_after_another_claim(scene: Scene) -> None:
     (old,) = await scene.claimed(1, 0.001)
-    assert await until(scene.store.reap) == 1
+    assert await until(scene.store.workers.reap) == 1
     (new,) = await scene.store.claim(["q"], 1, 60)
-    refused: list[Receipt] = await scene.store.settle([Ack(old.receipt)], within=scene.hand.within)
+    refused: list[Receipt] = await scene.store.settle([Ack(old.receipt)], within=scene.calls.within)
     assert refused == [old.receipt]
-    await scene.hand.commit()
+    await scene.calls.commit()
     assert await scene.state(new) == [(State.PROCESSING, 2)]
     assert await scene.store.settle([Ack(new.receipt)]) == []
     report("ack by a zombie", scene.url, messages=1, faults=1)

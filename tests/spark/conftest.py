@@ -1,4 +1,4 @@
-"""What the tests of Spark have in common."""
+"""Shared fixtures of the Spark tests."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def filled_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="session")
 def spark_cluster() -> Iterator[SparkCluster]:
-    """A master and two workers. A process has one Spark session, so that what uses this runs in one of its own."""
+    """A master and two workers. A process has one Spark session, so users of this run in a separate process."""
     with SparkCluster() as cluster:
         yield cluster

@@ -1,4 +1,4 @@
-"""A replay whose driver is killed when the first of its databases has published, and the others have not.
+"""A replay whose driver is killed after the first of its databases has published, and before the others.
 
 `python dying_replay.py JSON`; its process group dies with it.
 """
@@ -12,18 +12,18 @@ from typing import Any
 
 import millpond.spark
 from millpond.spark import replay
-from millpond.transports.database.store import DatabaseStore
+from millpond.transports.database.bulk import DatabaseBulk
 
-publish_lots = DatabaseStore.publish_lots
+publish = DatabaseBulk.publish
 first = True
 
 
-async def one_and_die(self: DatabaseStore, *arguments: Any, **options: Any) -> Any:
+async def one_and_die(self: DatabaseBulk, *arguments: Any, **options: Any) -> Any:
     global first
     if not first:
-        await asyncio.Event().wait()  # for ever, which is not long
+        await asyncio.Event().wait()  # until it is killed, shortly after
     first = False
-    await publish_lots(self, *arguments, **options)
+    await publish(self, *arguments, **options)
     print("killed", flush=True)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
@@ -31,7 +31,7 @@ async def one_and_die(self: DatabaseStore, *arguments: Any, **options: Any) -> A
 def main() -> None:
     master, settings, where, name, url = json.loads(sys.argv[1])
     spark = millpond.spark.session("dying", master, settings)
-    DatabaseStore.publish_lots = one_and_die  # type: ignore[method-assign, assignment]
+    DatabaseBulk.publish = one_and_die  # type: ignore[method-assign, assignment]
     database = {"url": url}
     replay.replay(replay.selected(spark, where, database=database), name=name, database=database)
 

@@ -10,11 +10,17 @@ from uuid import UUID
 import millpond
 from millpond import Ack, Message, Nack, Reject
 
-HOSTILE = ("orders", "o'rders\"; DROP TABLE message; --", "%s $1 :name {archive}", "größe 日本 \U0001f980", "a\\b\nc")
+HOSTILE = (
+    "orders",
+    "o'rders\"; DROP TABLE message; --",
+    "%s $1 :name {archive}",
+    "größe 日本 \U0001f980",
+    "a\\b\nc",
+)
 
 
 def fill(url: str, queues: Sequence[str] = HOSTILE, each: int = 12, **options: Any) -> None:
-    """Of each queue: a third archived as done or rejected, the rest pending, retryable or in processing."""
+    """Fill each queue: a third is archived as acked or rejected, the rest is pending, retryable or in processing."""
     asyncio.run(_fill(url, queues, each, options))
 
 
@@ -49,7 +55,7 @@ async def _fill(url: str, queues: Sequence[str], each: int, options: dict[str, A
 
 
 def rows(url: str, table: str, **options: Any) -> dict[UUID, Any]:
-    """What the store itself says is there, by id."""
+    """Rows as the store returns them, by id."""
     return asyncio.run(_rows(url, table, options))
 
 
@@ -58,7 +64,7 @@ async def _rows(url: str, table: str, options: dict[str, Any]) -> dict[UUID, Any
     found: dict[UUID, Any] = {}
     after = None
     while True:
-        look = store.archived if table == "archive" else store.browse
+        look = store.operations.archived if table == "archive" else store.operations.browse
         page = await look(limit=500, after=after)
         found |= {UUID(int=row.id.int): row for row in page}
         if len(page) < 500:
@@ -69,5 +75,5 @@ async def _rows(url: str, table: str, options: dict[str, Any]) -> dict[UUID, Any
 
 
 def password(url: str) -> str:
-    """What must stand nowhere; of a file, which has none, a text that does not."""
+    """The password, which no text may show; for a file, some text that occurs nowhere."""
     return url.partition("//")[2].partition("@")[0].partition(":")[2] or "\0"

@@ -1,4 +1,4 @@
-"""On a real cluster: executors in processes of their own, which import the package and connect by themselves."""
+"""On a real cluster: executors are separate processes that import the package and connect by themselves."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from servers import SparkCluster
 from tests.spark.ponds import fill, rows
-from tests.spark.test_sink import left
+from tests.spark.write.test_sink import left
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 JOB = """
 import json, os, signal, sys, time
@@ -31,7 +35,7 @@ except Exception as e:
 def slow(batches):
     task = TaskContext.get()
     if task.partitionId() == 0 and task.attemptNumber() == 0:
-        time.sleep(600)  # longer than anybody waits: only its copy can come to an end
+        time.sleep(600)  # longer than the test: only its copy can end
     yield from batches
 
 class Dying(MillpondSource):
@@ -40,7 +44,7 @@ class Dying(MillpondSource):
         return "dying"
 
     def writer(self, schema, overwrite):
-        from millpond.spark.sink import BatchWriter
+        from millpond.spark.write.sink import BatchWriter
 
         class Writer(BatchWriter):
             def write(self, iterator):
@@ -74,7 +78,7 @@ SPECULATION = {
 
 
 def on_cluster(script: str, *arguments: Any, timeout: float = 250) -> Any:
-    """Run a script in a process of its own; what it prints last is its answer, as JSON."""
+    """Run a script in a separate process; its last line is the result, as JSON."""
     done = subprocess.run(
         [sys.executable, "-c", script, json.dumps(arguments)], capture_output=True, text=True, timeout=timeout
     )
@@ -96,7 +100,7 @@ def test_executors_read_and_write_the_database_and_no_file(
     everything = sorted(str(n).encode() for n in range(400))
     live = rows(postgres_url, "messages").values()
     assert left(postgres_url) == 0
-    for queue in ("atomic false", "out"):  # once, of the task that hangs and of the one that dies after its write too
+    for queue in ("atomic false", "out"):  # once, also for the task that hangs and the one that dies after its write
         assert sorted(row.payload for row in live if row.queue == queue) == everything
     assert not [row for row in live if row.queue == "atomic true"]
     done = [row for row in rows(postgres_url, "archive").values() if row.queue == "atomic true"]

@@ -1,4 +1,4 @@
-"""Over Spark Connect: the server plans and runs, the client only asks."""
+"""Over Spark Connect: the server plans and runs, the client only sends requests."""
 
 from __future__ import annotations
 
@@ -41,26 +41,45 @@ def reject(frame, number):
 
 run(stream("judge", "out", ackMode="manual").writeStream.foreachBatch(reject), "judge")
 
+from millpond.spark import lake
+exported = lake.export(spark, f"{folder}/lake", url, margin=0, decode="infer").rows
+in_lake = sorted(row.id for row in lake.read(spark, f"{folder}/lake").select("id").collect())
+lake.compact(spark, f"{folder}/lake")
+
+def publish(batch, number):
+    import millpond.spark
+    name = millpond.spark.txn(batch, number, checkpoint=f"{folder}/named")
+    for _ in range(2):
+        batch.select("payload").write.format("millpond").mode("append").options(url=url, queue="named", txn=name).save()
+
+spark.range(0, 5).selectExpr("cast(id as string) as payload").write.json(f"{folder}/in")
+run(spark.readStream.schema("payload string").json(f"{folder}/in").writeStream.foreachBatch(publish), "named")
+
 try:
     millpond.spark.run(millpond.Millpond(url), spark)
     refused = ""
 except millpond.Unsupported as e:
     refused = str(e)
-print(json.dumps([type(spark).__module__, ids, refused]))
+print(json.dumps([type(spark).__module__, ids, refused, exported, in_lake]))
 spark.stop()
 """
 
 
+@pytest.mark.java
 @pytest.mark.long
 def test_batches_streams_and_outcomes_over_connect(sqlite_url: str, tmp_path: Path) -> None:
     fill(sqlite_url)
     before = rows(sqlite_url, "archive")
     with SparkConnect() as server:
-        module, found, refused = on_cluster(JOB, server.url, sqlite_url, str(tmp_path / "checkpoints"))
+        module, found, refused, exported, in_lake = on_cluster(
+            JOB, server.url, sqlite_url, str(tmp_path / "checkpoints")
+        )
     assert "connect" in module
     assert "a client of Spark Connect" in refused
     assert found == sorted(str(id_) for id_, row in before.items() if row.state == "COMPLETED")
     archived = rows(sqlite_url, "archive").values()
+    assert in_lake == sorted(str(id_) for id_ in rows(sqlite_url, "archive")) and exported == len(in_lake)
+    assert sum(row.queue == "named" for row in rows(sqlite_url, "messages").values()) == 5
     numbers = sorted(str(n).encode() for n in range(30))
     for queue, state, reason in (("in", "COMPLETED", None), ("out", "FAILED", "no")):
         done = [row for row in archived if row.queue == queue]

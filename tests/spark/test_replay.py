@@ -1,4 +1,4 @@
-"""Settled messages are published again: those that a filter selects, each once, whatever dies on the way."""
+"""A replay publishes the selected messages once each, also after a crash at any point."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 
 import millpond
-from millpond.cli import run
+from millpond.cli import run_command
 from millpond.errors import InvalidOption, InvalidQueue
 from millpond.message import replayed_id
 from millpond.spark import replay as replaying
@@ -24,7 +24,9 @@ from millpond.spark.replay import Replayed
 from millpond.spark.report import report_on
 from servers import SparkCluster
 from tests.spark.ponds import HOSTILE, fill, password, rows
-from tests.spark.test_sink import left
+from tests.spark.write.test_sink import left
+
+pytestmark = pytest.mark.slow_on_servers
 
 FAILED = "state = 'FAILED'"
 
@@ -55,7 +57,7 @@ def failed(*urls: str) -> dict[UUID, Any]:
 
 
 def replayed(*urls: str) -> dict[UUID, Any]:
-    """What is live of it, by the ids of the originals."""
+    """Its live messages, by the ids of the originals."""
     found = [row for url in urls for row in rows(url, "messages").values() if "replay-of" in row.headers]
     by_original = {UUID(row.headers["replay-of"]): row for row in found}
     assert len(by_original) == len(found), "each once"
@@ -75,7 +77,7 @@ def test_as_they_were_under_new_ids(spark: Any, url: str) -> None:
         assert (row.state, row.deliveries, row.attempts) == ("PENDING", 0, 0)
     assert failed(url).keys() == before.keys(), "the archive stays as it was"
     assert left(url) == 0
-    # Under the same name nothing more is published, in whichever way it is replayed; under another it is.
+    # Under the same name nothing more is published, by either kind of replay; under another name it is.
     assert replay(spark, url) == Replayed(len(before), 0)
     assert _by_store(url, list(before)) == []
     assert replay(spark, url, f"{FAILED} AND queue = 'orders'", name="another") == Replayed(2, 2)
@@ -85,7 +87,7 @@ def _by_store(url: str, ids: list[UUID]) -> list[UUID]:
     async def replay() -> list[UUID]:
         store: Any = await millpond.connect(url)
         try:
-            return [published.id for published in await store.replay(ids, name="fix") if published.new]
+            return [published.id for published in await store.operations.replay(ids, name="fix") if published.new]
         finally:
             await store.close()
 
@@ -113,14 +115,14 @@ def test_several_databases(spark: Any, sqlite: str, tmp_path: Path) -> None:
 
 def test_what_only_the_lake_holds(spark: Any, sqlite: str, tmp_path: Path) -> None:
     lake, before = str(tmp_path / "lake"), failed(sqlite)
-    export(spark, lake, sqlite)
+    export(spark, lake, sqlite, margin=0)
     _purge(sqlite)
     assert failed(sqlite) == {}
     database = {"url": sqlite}
     chosen = replaying.selected(spark, f"{FAILED} AND day >= '2020-01-01'", lake=lake)
     assert replaying.replay(chosen, name="fix", database=database) == Replayed(len(before), len(before))
     assert replayed(sqlite).keys() == before.keys()
-    # And so it is with reports.
+    # The same holds for reports.
     found = report_on(spark, lake=lake, database=database)
     assert found.rows("summary")[0]["failed"] == len(before)
     assert sum(row["pending"] for row in found.rows("backlog")) >= len(before)
@@ -129,7 +131,7 @@ def test_what_only_the_lake_holds(spark: Any, sqlite: str, tmp_path: Path) -> No
 def _purge(url: str) -> None:
     async def purge() -> None:
         store: Any = await millpond.connect(url)
-        await store.purge(older_than=0)
+        await store.operations.purge(older_than=0)
         await store.close()
 
     asyncio.run(purge())
@@ -167,32 +169,32 @@ def test_options_out_of_range(spark: Any, sqlite: str) -> None:
 def test_the_command(spark: Any, sqlite: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["lake", "replay", "--url", sqlite, "--where", FAILED]
     count = len(failed(sqlite))
-    assert run([*command, "--dry-run", "--json"]) == 0
+    assert run_command([*command, "--dry-run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["selected"] == count and found["counts"][-1] | {"queue": ""} == {
         "queue": "",
         "state": "FAILED",
         "messages": 2,
     }
-    assert run([*command, "--dry-run"]) == 0
+    assert run_command([*command, "--dry-run"]) == 0
     assert "nothing was published" in capsys.readouterr().out
     assert replayed(sqlite) == {}
-    assert run(command) == 2
+    assert run_command(command) == 2
     assert "needs a --name" in capsys.readouterr().err
-    assert run([*command, "--name", "fix", "--to", "again"]) == 0
+    assert run_command([*command, "--name", "fix", "--to", "again"]) == 0
     assert capsys.readouterr().out == f"{count} published\n"
-    assert run([*command, "--name", "fix", "--to", "again"]) == 0
-    assert capsys.readouterr().out == f"0 published, {count} had been published before\n"
-    assert run(["lake", "replay", "--url", sqlite, "--where", "int(queue) = 1", "--name", "fix"]) == 1
+    assert run_command([*command, "--name", "fix", "--to", "again"]) == 0
+    assert capsys.readouterr().out == f"0 published, {count} already published\n"
+    assert run_command(["lake", "replay", "--url", sqlite, "--where", "int(queue) = 1", "--name", "fix"]) == 1
     assert capsys.readouterr().err.startswith("millpond: Spark: [CAST_INVALID_INPUT]")
 
 
 @pytest.mark.long
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(900)
 def test_a_driver_killed_between_two_databases(
     spark: Any, spark_cluster: SparkCluster, postgres_url: str, mariadb_url: str
 ) -> None:
-    """On a cluster, whose executors load what they replay; another driver then finishes it."""
+    """On a cluster, where executors load the messages; another driver then finishes the replay."""
     for url in (postgres_url, mariadb_url):
         fill(url, ["orders"], each=300)
     both = f"{postgres_url} {mariadb_url}"

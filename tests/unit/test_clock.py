@@ -1,4 +1,4 @@
-"""Time: whole microseconds, and nothing that is no time."""
+"""Time: integer microseconds; other values are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.clock import DatabaseClock, ManualClock, SystemClock, as_datetime, micros, moment
+from millpond.clock import DatabaseClock, ManualClock, SystemClock, as_datetime, micros, time_us
 from millpond.errors import InvalidOption, InvalidTime
 
 
@@ -45,16 +45,23 @@ def test_what_is_not_even_a_number(value: object) -> None:
 
 @given(st.datetimes(timezones=st.timezones()))
 def test_moments_survive(value: datetime) -> None:
-    assert as_datetime(moment(value, "due_at")) == value.astimezone(UTC)
+    assert as_datetime(time_us(value, "due_at")) == value.astimezone(UTC)
+
+
+def test_a_time_outside_of_the_years_1_to_9999() -> None:
+    assert as_datetime(-(2**63)) == datetime.min.replace(tzinfo=UTC)
+    assert as_datetime(2**63 - 1) == datetime.max.replace(tzinfo=UTC)
+    with pytest.raises(InvalidTime, match="years 1 to 9999"):
+        time_us(datetime.max.replace(tzinfo=timezone(timedelta(hours=-14))), "due_at")
 
 
 def test_moments_need_a_time_zone() -> None:
-    assert moment(datetime(1970, 1, 1, 1, tzinfo=timezone(timedelta(hours=1))), "due_at") == 0
+    assert time_us(datetime(1970, 1, 1, 1, tzinfo=timezone(timedelta(hours=1))), "due_at") == 0
     with pytest.raises(InvalidTime, match="naive"):
-        moment(datetime(2026, 1, 1), "due_at")
+        time_us(datetime(2026, 1, 1), "due_at")
     for other in ("2026-01-01", 7, None):
         with pytest.raises(InvalidTime, match="due_at"):
-            moment(other, "due_at")  # type: ignore[arg-type]
+            time_us(other, "due_at")  # type: ignore[arg-type]
 
 
 def test_a_manual_clock_stands_still() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.codec import BINARY, TEXT, decode, encode
+from millpond.codec import BINARY, TEXT, decode, encode, is_text
 from millpond.errors import BodyNotDecodable, BodyNotEncodable
 
 
@@ -50,7 +50,7 @@ class LikePydantic:
     ],
 )
 def test_encode(body: Any, payload: bytes, content_type: str | None) -> None:
-    """FS-C23: the serialization matrix"""
+    """Every type of body, its bytes and its content type."""
     assert encode(body) == (payload, content_type)
 
 
@@ -76,6 +76,30 @@ def test_round_trip(body: Any) -> None:
 def test_what_is_not_what_it_says(payload: bytes, content_type: str | None) -> None:
     with pytest.raises(BodyNotDecodable):
         decode(payload, content_type)
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "text/plain",
+        "Text/Plain",
+        "text/plain;charset=UTF-8",
+        'text/plain; charset="utf8"; format=flowed',
+        "text/plain; charset=us-ascii",
+    ],
+)
+def test_text_with_any_parameters(content_type: str) -> None:
+    assert decode("it's ü".encode(), content_type) == "it's ü"
+
+
+def test_text_of_another_charset_is_refused() -> None:
+    with pytest.raises(BodyNotDecodable, match=r"^the body is text in 'iso-8859-1', not in UTF-8; take it as bytes"):
+        decode(b"\xfc", "text/plain; charset=ISO-8859-1")
+
+
+@pytest.mark.parametrize("content_type", [None, 7, [], "text/plainer", "text/html", "application/json"])
+def test_other_types_are_no_text(content_type: Any) -> None:
+    assert not is_text(content_type)
 
 
 def test_reading_runs_no_code() -> None:

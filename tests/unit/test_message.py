@@ -1,9 +1,10 @@
-"""Messages: defaults, ids, headers and error texts. (What publish refuses is in the conformance suite.)"""
+"""Messages: defaults, ids, headers and error texts. (The conformance suite tests which messages publish refuses.)"""
 
 from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -16,8 +17,10 @@ from millpond import Claim, Message, Receipt, id_from
 from millpond.errors import InvalidMessage
 from millpond.message import (
     ERROR_LIMIT,
+    HEADERS_DEPTH,
     check_id,
     decode_headers,
+    decode_untrusted_headers,
     draft,
     encode_headers,
     id_of,
@@ -93,6 +96,19 @@ def test_headers_survive(headers: dict[str, object]) -> None:
     assert decode_headers(encode_headers(headers)) == headers
 
 
+@pytest.mark.parametrize("encode", [str, str.encode])
+def test_headers_of_other_programs_are_checked(encode: Callable[[str], str | bytes]) -> None:
+    """Also those that SQLite has as bytes."""
+    inner = HEADERS_DEPTH - 1
+    deepest = encode('{"a":' + "[" * inner + "]" * inner + "}")
+    assert decode_untrusted_headers(deepest) == msgspec.json.decode(deepest)
+    many = encode('{"a":[' + "{}," * 1000 + "{}]}")
+    assert len(decode_untrusted_headers(many)["a"]) == 1001
+    for text in ('{"a":[' + "[" * inner + "]" * inner + "]}", "[]", "{", '{"a":' + "[" * 9000 + "]" * 9000 + "}"):
+        with pytest.raises((msgspec.DecodeError, RecursionError)):
+            decode_untrusted_headers(encode(text))
+
+
 def test_no_headers_are_nothing() -> None:
     assert encode_headers({}) is None and decode_headers(None) == {} and decode_headers("") == {}
 
@@ -100,8 +116,15 @@ def test_no_headers_are_nothing() -> None:
 @given(st.text(max_size=20_000))
 def test_any_error_becomes_storable(error: str) -> None:
     kept = short_error(error)
-    assert kept is not None and len(kept) <= ERROR_LIMIT and "\0" not in kept
-    kept.encode()
+    assert kept is not None and len(kept.encode()) <= ERROR_LIMIT and "\0" not in kept
+
+
+def test_a_long_error_is_cut_between_characters() -> None:
+    """The limit counts bytes: databases and drivers limit bytes."""
+    for text in ("x" * 10_000, "é" * 5_000, "失" * 3_000, "💥" * 2_500, "xé失💥" * 1_000):
+        kept = short_error(text)
+        assert kept is not None and kept.endswith("…") and text.startswith(kept[:-1])
+        assert ERROR_LIMIT - 4 < len(kept.encode()) <= ERROR_LIMIT
 
 
 def test_most_errors_stay_as_they_are() -> None:
@@ -112,7 +135,7 @@ def test_most_errors_stay_as_they_are() -> None:
 
 def test_a_claim_as_people_see_it() -> None:
     claim = Claim(Message(queue="q", payload=b""), Receipt(new_id(), 1), 4, 1, 0, 1_000_000, 2_000_000, 32_000_000)
-    assert (claim.unfinished, claim.redelivered) == (2, True)
+    assert (claim.crashes, claim.suspect, claim.redelivered) == (0, False, True)
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     assert [claim.created_at, claim.due_at, claim.claimed_at, claim.leased_until] == [
         epoch + timedelta(seconds=s) for s in (0, 1, 2, 32)

@@ -34,7 +34,7 @@ def series(retry: Retry, count: int = 6, draw: float = 0.5) -> list[float]:
     ],
 )
 def test_the_exact_series(retry: Retry, expected: list[float]) -> None:
-    """FS-C25, ORB-C8 (0, 2, 3, 4.5), ORB-D5: the first interval is clamped too"""
+    """The maximum bounds the first interval too."""
     assert series(retry, len(expected)) == expected
 
 
@@ -44,7 +44,7 @@ def test_jitter_is_a_band_around_the_wait() -> None:
 
 
 def test_at_the_cap_the_band_lies_below_it() -> None:
-    """VT-D6: without jitter at the cap a herd returns together"""
+    """Without jitter at the cap, messages that failed together would return together."""
     retry = Retry(initial=1, multiplier=2, maximum=60, jitter=0.33)
     low, high = retry.delay(50, lambda: 0.0), retry.delay(50, lambda: 1.0)
     assert (round(low, 6), high) == (40.2, 60)
@@ -71,7 +71,7 @@ def test_every_delay_is_between_nothing_and_the_maximum(
     draw: float,
     first: str,
 ) -> None:
-    """VT-D6: exponents overflowed at epoch 54"""
+    """Large attempt numbers must not overflow the exponent."""
     retry = Retry(
         initial=initial,
         multiplier=multiplier,
@@ -96,7 +96,7 @@ def test_without_jitter_delays_never_shrink(attempt: int, multiplier: float) -> 
 
 
 def test_attempts_count_handler_runs() -> None:
-    """FS-C6: exactly max_attempts attempts; ORB-C5"""
+    """Exactly max_attempts attempts."""
     retry = Retry(attempts=3, jitter=0)
     assert [retry.decide(n) for n in (1, 2, 3, 4)] == [1, 2, None, None]
     assert Retry.none().decide(1) is None
@@ -115,7 +115,7 @@ def test_total_bounds_the_time_since_the_first_attempt() -> None:
 
 
 def test_zero_total_is_a_limit() -> None:
-    """FastStream's 0 acts as no limit"""
+    """Zero is a limit; some libraries take it for "no limit"."""
     assert Retry(total=0).decide(1, elapsed=0) is None
     assert Retry(total=0, first="immediate").decide(1, elapsed=0) == 0
 

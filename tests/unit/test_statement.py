@@ -1,4 +1,4 @@
-"""Statements: named parameters in, each driver's own style out."""
+"""Statements: named parameters become the style of each driver."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from millpond.transports.database.statement import LONGEST_LIST, Query, Statement, Style, drive, drive_async
+from millpond.transports.database.mysql.dialect import MysqlDialect
+from millpond.transports.database.sql.dialect import CACHED_STATEMENTS
+from millpond.transports.database.sql.statement import LONGEST_LIST, Query, Statement, Style, drive, drive_async
 
 TEXT = "SELECT :b::bigint, :a FROM t WHERE x = :b AND note = 'a:b' AND y::text IS NULL"
 
@@ -55,7 +57,7 @@ def test_a_percent_sign_marks_no_parameter() -> None:
 
 
 def test_values_never_reach_the_text() -> None:
-    evil = "'; DROP TABLE message; --"
+    evil = "'; DROP TABLE millpond_message; --"
     for style in Style:
         sql, values = Statement("SELECT :x").render(style, {"x": evil})
         assert evil not in sql and values == [evil]
@@ -80,17 +82,16 @@ def test_many_rows_in_the_order_of_the_text(style: Style, text: str, rows: list[
 
 
 def test_a_list_too_long_for_one_statement_is_asked_in_parts() -> None:
-    """FS-D4"""
     many = list(range(2 * LONGEST_LIST + 5))
     query = Query(Statement("SELECT id WHERE id IN (:*ids) AND x = :x"), {"ids": many, "x": 1})
-    assert [len(part.params["ids"]) for part in query.parts()] == [LONGEST_LIST, LONGEST_LIST, 5]
+    assert [len(part.params["ids"]) for part in query.parts() or []] == [LONGEST_LIST, LONGEST_LIST, 5]
 
     def one() -> Generator[Any, Any, Any]:
         return (yield query)
 
     assert drive(one(), lambda step: [(id_,) for id_ in step.params["ids"]]) == [(id_,) for id_ in many]  # type: ignore[union-attr]
     short = Query(Statement("IN (:*ids)"), {"ids": [1]})
-    assert short.parts() == (short,)
+    assert short.parts() is None
 
 
 # --- steps ------------------------------------------------------------------------------------------------
@@ -128,3 +129,13 @@ async def test_an_error_that_steps_do_not_catch_passes() -> None:
 
     with pytest.raises(KeyError, match="driver"):
         drive(steps(), fails)
+
+
+def test_the_cache_of_statements_is_bounded() -> None:
+    """A probe of MySQL has a text for each pattern of priorities, and publishers choose those."""
+    dialect = MysqlDialect()
+    for n in range(CACHED_STATEMENTS + 100):
+        gaps = [(low, low + (n >> low & 1)) for low in range(11)]
+        dialect.probe({}, gaps, [None] * len(gaps))
+        assert len(dialect._statements) <= CACHED_STATEMENTS
+    assert dialect.sql("SELECT 1") is dialect.sql("SELECT 1")

@@ -1,4 +1,4 @@
-"""Batch handlers: lists of messages, an outcome for each (FS-C17)."""
+"""Batch handlers: lists of messages, an outcome for each."""
 
 import asyncio
 from typing import Any
@@ -23,7 +23,7 @@ async def test_a_batch_handler_gets_lists(pond: Millpond) -> None:
 
 
 @on("memory")
-async def test_lists_of_everything_that_a_handler_may_ask_for(pond: Millpond) -> None:
+async def test_lists_of_every_kind_of_parameter(pond: Millpond) -> None:
     got: list[Any] = []
 
     @pond.subscriber("q", batch=10)
@@ -73,7 +73,7 @@ async def test_a_sync_batch_handler_decides_by_hand(pond: Millpond) -> None:
 
 
 @on("memory", "postgresql")
-async def test_gathering_waits_for_a_whole_batch(pond: Millpond) -> None:
+async def test_gathering_waits_for_a_full_batch(pond: Millpond) -> None:
     got: list[list[int]] = []
 
     @pond.subscriber("q", batch=3, max_workers=1, gather=30)
@@ -105,7 +105,7 @@ async def test_gathering_ends_after_its_time(pond: Millpond) -> None:
 
 
 @on("memory", "postgresql")
-async def test_a_stop_while_gathering_gives_back_what_was_not_touched(pond: Millpond) -> None:
+async def test_a_stop_while_gathering_gives_back_waiting_messages(pond: Millpond) -> None:
     got: list[list[int]] = []
 
     @pond.subscriber("q", batch=3, gather=30)
@@ -122,7 +122,7 @@ async def test_a_stop_while_gathering_gives_back_what_was_not_touched(pond: Mill
 
 
 @on("memory")
-async def test_ack_first_in_batches_runs_with_what_was_acked(pond: Millpond) -> None:
+async def test_ack_first_in_batches_runs_acked_messages(pond: Millpond) -> None:
     seen = []
 
     @pond.subscriber("q", batch=10, ack_policy=AckPolicy.ACK_FIRST)

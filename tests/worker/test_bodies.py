@@ -1,4 +1,4 @@
-"""Bodies are decoded as the handler's annotation says; one that cannot be is FAILED alone (FS-C10, FS-C23)."""
+"""Bodies are decoded by the handler's annotation; a body that cannot be decoded is FAILED alone."""
 
 import dataclasses
 import logging
@@ -112,7 +112,7 @@ async def test_a_body_that_does_not_decode_is_failed_with_the_reason(
 ) -> None:
     got: list[Any] = []
     pond.subscriber("q")(annotated(kind, got))
-    if kind is Any:  # what says that it is JSON, and is not
+    if kind is Any:  # declared as JSON, but it is not
         id_ = await pond.publish("q", b"{", headers={"content-type": None})
     else:
         id_ = await pond.publish("q", sent)
@@ -122,11 +122,11 @@ async def test_a_body_that_does_not_decode_is_failed_with_the_reason(
     assert got == []
     assert (row.reason, row.attempts, row.deliveries) == ("undecodable body", 1, 1)
     assert row.error
-    assert "seven" not in caplog.text, "bodies are not for logs"
+    assert "seven" not in caplog.text, "bodies must not be logged"
 
 
 async def test_one_bad_body_does_not_harm_its_neighbours(pond: Millpond) -> None:
-    """TSK-D10: one undecodable payload must not abort a batch that was claimed with it."""
+    """One undecodable payload must not abort a batch that was claimed with it."""
     got = []
 
     @pond.subscriber("q")
@@ -151,3 +151,27 @@ async def test_one_bad_body_in_a_batch_is_taken_out_of_it(pond: Millpond) -> Non
     await pond.run(until_idle=True, signals=False)
     assert got == [[0, 1, 2, 4, 5]]
     assert await counts(pond) == {State.COMPLETED: 5, State.FAILED: 1}
+
+
+@on("memory")
+@pytest.mark.parametrize("kind", [str, Any])
+async def test_plain_text_of_other_publishers(pond: Millpond, kind: Any) -> None:
+    got: list[Any] = []
+    pond.subscriber("q")(annotated(kind, got))
+    await pond.publish("q", b"it's text", headers={"content-type": "text/plain"})
+    await pond.run(until_idle=True, signals=False)
+    assert got == ["it's text"]
+
+
+@on("memory")
+@pytest.mark.parametrize("kind", [str, Any])
+async def test_text_of_another_charset_is_taken_as_bytes_only(pond: Millpond, kind: Any) -> None:
+    got: list[Any] = []
+    pond.subscriber("q")(annotated(kind, got))
+    pond.subscriber("bytes")(annotated(bytes, got))
+    for queue in ("q", "bytes"):
+        await pond.publish(queue, b"\xfc", headers={"content-type": "text/plain; charset=latin1"})
+    await pond.run(until_idle=True, signals=False)
+    assert got == [b"\xfc"]
+    (row,) = await (await pond.transport).operations.archived("q")
+    assert row.error and "text in 'latin1', not in UTF-8" in row.error

@@ -1,4 +1,4 @@
-"""How many run at once, how many are claimed, and what runs alone (FS-C7, C11, C12, C13; FS-D9, D17)."""
+"""Limits of running and claimed messages."""
 
 import asyncio
 import threading
@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from millpond import Delivery, Message, Millpond, State
+from millpond import Message, Millpond, State
 from tests.waiting import SOON, until
 from tests.worker.conftest import counts, drained, on, working
 
 
 class Gate:
-    """Handlers stop here until they are let through; remembers how many were inside at once."""
+    """Handlers wait here until it is opened; counts how many were inside at once."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -28,8 +28,8 @@ class Gate:
         self.inside -= 1
 
 
-async def test_so_many_run_at_once_and_no_more_are_claimed(pond: Millpond) -> None:
-    """FS-C11, and load shedding: what cannot run now stays for others."""
+async def test_max_workers_limits_running_and_claimed_messages(pond: Millpond) -> None:
+    """Messages that cannot run now are left for other workers."""
     gate = Gate()
 
     @pond.subscriber("q", max_workers=4)
@@ -47,7 +47,7 @@ async def test_so_many_run_at_once_and_no_more_are_claimed(pond: Millpond) -> No
 
 
 @on("memory", "sqlite")
-async def test_so_many_threads_and_no_more(pond: Millpond) -> None:
+async def test_max_workers_limits_threads(pond: Millpond) -> None:
     inside, most, lock, opened = 0, 0, threading.Lock(), threading.Event()
 
     @pond.subscriber("q", max_workers=3)
@@ -71,7 +71,7 @@ async def test_so_many_threads_and_no_more(pond: Millpond) -> None:
 
 @on("memory")
 async def test_a_slot_is_filled_as_soon_as_it_is_free(pond: Millpond) -> None:
-    """FS-C12: full fetch and freed room: the next claim at once, whatever the poll interval."""
+    """After a full claim and a freed slot the next claim follows at once, at any poll interval."""
     gates = {n: asyncio.Event() for n in range(6)}
     started: list[int] = []
 
@@ -90,8 +90,8 @@ async def test_a_slot_is_filled_as_soon_as_it_is_free(pond: Millpond) -> None:
 
 
 @on("memory")
-async def test_what_is_fast_is_claimed_ahead_and_what_is_slow_is_not_hoarded(pond: Millpond) -> None:
-    """FS-D9: no setting is needed for either."""
+async def test_fast_messages_are_claimed_ahead_and_slow_ones_are_not_hoarded(pond: Millpond) -> None:
+    """Neither needs a setting."""
     most, gate = 0, Gate()
 
     @pond.subscriber("q", max_workers=2, fetch=100)
@@ -107,8 +107,8 @@ async def test_what_is_fast_is_claimed_ahead_and_what_is_slow_is_not_hoarded(pon
     async with working(pond):
         await drained(pond)
         assert 50 < most <= 2 + 100 * 2 + 200, "some ahead, and never more than the caps"
-        attempts = pond.worker._attempts[0]
-        await until(lambda: attempts.rate < 20)
+        pool = pond.worker._pools[0]
+        await until(lambda: pool.rate < 20)
         await pond.publish_many("q", ["slow"] * 500)
         await until(lambda: gate.inside == 2)
         assert (await counts(pond))[State.PROCESSING] < 20
@@ -117,7 +117,7 @@ async def test_what_is_fast_is_claimed_ahead_and_what_is_slow_is_not_hoarded(pon
 
 
 class Slow:
-    """A transport whose settle waits until it is let through."""
+    """A transport whose settle waits until it is opened."""
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
@@ -133,8 +133,7 @@ class Slow:
 
 @on("memory")
 async def test_claiming_stops_at_the_unsettled_cap_and_resumes(pond: Millpond) -> None:
-    """FS-C13."""
-    from millpond.worker import Worker
+    from millpond.worker.worker import Worker
 
     @pond.subscriber("q", max_workers=2, fetch=10, overfetch=1)
     async def handle(body: int) -> None: ...
@@ -145,7 +144,7 @@ async def test_claiming_stops_at_the_unsettled_cap_and_resumes(pond: Millpond) -
     run = asyncio.create_task(worker.run(slow))  # type: ignore[arg-type]
     cap = 2 + 2 * 10
     await until(lambda: worker.in_flight == cap)
-    for _ in range(20):  # turns of the event loop, in which a worker without a cap would claim the rest
+    for _ in range(20):  # iterations of the event loop in which a worker without a cap would claim the rest
         await asyncio.sleep(0.005)
         assert worker.in_flight <= cap + 10
     slow.open.set()
@@ -155,7 +154,6 @@ async def test_claiming_stops_at_the_unsettled_cap_and_resumes(pond: Millpond) -
 
 
 async def test_only_subscribed_queues_are_read_in_order(pond: Millpond) -> None:
-    """FS-C7."""
     got = []
 
     @pond.subscriber("a", "b", max_workers=1)
@@ -198,79 +196,8 @@ async def test_several_subscriptions_share_a_worker(pond: Millpond) -> None:
 
 
 @on("memory")
-async def test_a_suspect_runs_alone_in_the_whole_process(pond: Millpond) -> None:
-    """It may take the process with it: its neighbours must not pay for that, in other subscriptions neither."""
-    inside: set[str] = set()
-    beside: dict[str, set[str]] = {}
-    release = asyncio.Event()
-
-    async def note(body: str) -> None:
-        inside.add(body)
-        for other in inside:
-            beside.setdefault(other, set()).update(inside)
-        if body.startswith("slow"):
-            await release.wait()
-        await asyncio.sleep(0)
-        inside.discard(body)
-
-    pond.subscriber("a", max_workers=4)(note)
-
-    @pond.subscriber("b", max_workers=4)
-    async def other(body: str) -> None:
-        await note(body)
-
-    async with pond.testing() as test:
-        transport = await pond.transport
-        for body in ("suspect 1", "suspect 2"):
-            await pond.publish("a", body)
-        for _ in range(2):  # two workers that died with them
-            assert len(await transport.claim(["a"], 2, lease=1)) == 2
-            test.advance(2)
-        await pond.publish("b", "slow")
-        run = asyncio.create_task(test.run())
-        await until(lambda: "slow" in inside)
-        await pond.publish_many("a", ["healthy"] * 3)
-        await pond.publish_many("b", ["healthy too"] * 3)
-        release.set()
-        await run
-        assert {m.state for queue in "ab" for m in await test.messages(queue)} == {State.COMPLETED}
-    assert beside["suspect 1"] == {"suspect 1"}
-    assert beside["suspect 2"] == {"suspect 2"}
-
-
-@on("memory")
-async def test_a_suspect_does_not_wait_for_ever_for_others(pond: Millpond, caplog: pytest.LogCaptureFixture) -> None:
-    gate = Gate()
-    got = []
-
-    @pond.subscriber("a", lease=2)
-    async def suspects(delivery: Delivery) -> None:
-        got.append(delivery.claim.unfinished)
-
-    @pond.subscriber("b")
-    async def slow(body: int) -> None:
-        async with gate:
-            pass
-
-    transport = await pond.transport
-    await pond.publish("a", 1)
-    for _ in range(2):
-        await until(lambda: transport.claim(["a"], lease=0.001))
-    await transport.pause("a")  # type: ignore[attr-defined]
-    async with working(pond):
-        await pond.publish("b", 1)
-        await until(lambda: gate.inside == 1)
-        await transport.resume("a")  # type: ignore[attr-defined]
-        await until(lambda: got)
-        assert gate.inside == 1
-        gate.open.set()
-    assert got == [2]
-    assert "runs beside others" in caplog.text
-
-
-@on("memory")
 async def test_memory_use_does_not_grow(pond: Millpond) -> None:
-    """FS-C2: 1,000 messages leave less than 1 MB behind."""
+    """1,000 messages leave less than 1 MB behind."""
     import gc
     import tracemalloc
 
@@ -292,3 +219,35 @@ async def test_memory_use_does_not_grow(pond: Millpond) -> None:
         after = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
     assert after - before < 1_000_000
+
+
+@on("memory", "sqlite")
+async def test_a_receipt_that_comes_twice_runs_once(pond: Millpond, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice in one answer, and again while its handler runs."""
+    gate, runs = Gate(), 0
+    transport: Any = await pond.transport
+    real, seen = transport.claim, []
+
+    async def claim(*args: Any, **options: Any) -> list[Any]:
+        claims = await real(*args, **options)
+        seen.extend(claims)
+        return [*claims, *seen]
+
+    monkeypatch.setattr(transport, "claim", claim)
+
+    @pond.subscriber("q", max_workers=8)
+    async def handle(body: int) -> None:
+        nonlocal runs
+        runs += 1
+        async with gate:
+            pass
+
+    await pond.publish_many("q", range(2))
+    async with working(pond):
+        await until(lambda: gate.inside == 2)
+        await pond.publish("q", 3)
+        await until(lambda: gate.inside == 3)
+        monkeypatch.undo()
+        gate.open.set()
+        assert await drained(pond) == {State.COMPLETED: 3}
+    assert runs == 3

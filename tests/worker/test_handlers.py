@@ -1,4 +1,4 @@
-"""What a handler may be, what it may ask for, and in which context it runs."""
+"""Kinds of handlers, their parameters, and the context in which they run."""
 
 import asyncio
 import functools
@@ -15,11 +15,11 @@ from millpond.errors import InvalidOption
 from tests.waiting import until
 from tests.worker.conftest import became, drained, on, working
 
-somebody: ContextVar[str] = ContextVar("somebody", default="nobody")
+user: ContextVar[str] = ContextVar("user", default="none")
 
 
 async def test_an_async_handler_completes_a_message(pond: Millpond) -> None:
-    """FS-C1: one COMPLETED row with counters 1/1 and its times in order; the queue is empty."""
+    """One COMPLETED row with counters 1/1 and its times in order; the queue is empty."""
     got = []
 
     @pond.subscriber("q")
@@ -45,12 +45,11 @@ async def test_a_sync_handler_runs_in_a_thread(pond: Millpond) -> None:
     async with working(pond):
         await became(pond, await pond.publish("q", 1), State.COMPLETED)
     assert threads[0] is not threading.main_thread()
-    assert threads[0].daemon, "a handler that hangs must not keep the program from ending"
+    assert threads[0].daemon, "a handler that hangs must not keep the program alive"
 
 
 @on("memory")
-async def test_what_a_handler_asks_for_is_supplied(pond: Millpond) -> None:
-    """FS-C10."""
+async def test_parameters_are_supplied(pond: Millpond) -> None:
     got: list[Any] = []
 
     @pond.subscriber("q")
@@ -78,7 +77,7 @@ async def test_a_handler_may_ask_for_nothing_or_only_for_the_delivery(pond: Mill
     def only(delivery: Delivery) -> None:
         got.append(delivery.message.payload)
 
-    await pond.publish("a", b"\xff not decoded, since nobody wants it")
+    await pond.publish("a", b"\xff not decoded, because no parameter needs it")
     await pond.publish("b", b"\xff neither")
     await pond.run(until_idle=True, signals=False)
     assert sorted(map(str, got)) == sorted(["nothing", str(b"\xff neither")])
@@ -163,7 +162,7 @@ async def no_list(bodies: dict) -> None: ...
         (no_list, {"batch": 10}, "a list"),
     ],
 )
-async def test_a_handler_that_nobody_could_call_is_told_before_anything_starts(
+async def test_a_handler_that_cannot_be_called_raises_before_anything_starts(
     pond: Millpond, handler: Any, options: dict, word: str
 ) -> None:
     started = []
@@ -192,8 +191,8 @@ async def test_context_does_not_leak_from_one_message_to_the_next(pond: Millpond
     def note(body: int) -> None:
         delivery = current_delivery()
         assert delivery is not None and delivery.body == body
-        seen.append(somebody.get())
-        somebody.set(f"set by {body}")
+        seen.append(user.get())
+        user.set(f"set by {body}")
 
     if kind == "sync":
         pond.subscriber("q", max_workers=1)(note)
@@ -203,12 +202,12 @@ async def test_context_does_not_leak_from_one_message_to_the_next(pond: Millpond
         async def handle(body: int) -> None:
             note(body)
             await asyncio.sleep(0)
-            assert somebody.get() == f"set by {body}", "its own context lasts as long as the handler"
+            assert user.get() == f"set by {body}", "its own context lasts as long as the handler"
             assert await asyncio.create_task(_whose()) == body, "and reaches its tasks"
 
     await pond.publish_many("q", [1, 2, 3])
     await pond.run(until_idle=True, signals=False)
-    assert seen == ["nobody"] * 3
+    assert seen == ["none"] * 3
     assert current_delivery() is None
 
 
@@ -218,14 +217,14 @@ async def _whose() -> Any:
 
 
 @on("memory")
-async def test_handlers_that_run_at_once_have_contexts_of_their_own(pond: Millpond) -> None:
+async def test_concurrent_handlers_have_separate_contexts(pond: Millpond) -> None:
     all_here, seen = asyncio.Barrier(5), []
 
     @pond.subscriber("q", max_workers=5)
     async def handle(body: int) -> None:
-        somebody.set(str(body))
+        user.set(str(body))
         await all_here.wait()
-        seen.append((body, somebody.get(), await _whose()))
+        seen.append((body, user.get(), await _whose()))
 
     await pond.publish_many("q", range(5))
     await pond.run(until_idle=True, signals=False)
@@ -264,7 +263,7 @@ async def test_a_failure_is_logged_with_the_message_but_never_its_body(
 
 
 async def test_handlers_publish(pond: Millpond) -> None:
-    """What a handler publishes is handled too, also when a sync one does."""
+    """Messages that a handler publishes are handled too, also from a sync handler."""
     got = []
 
     @pond.subscriber("first")
@@ -306,7 +305,7 @@ async def test_a_handler_that_exits_the_program_fails_its_message_only(pond: Mil
 
 
 @on("memory")
-async def test_a_handler_that_cancels_itself_costs_no_runner(pond: Millpond) -> None:
+async def test_a_handler_that_cancels_itself_costs_no_slot(pond: Millpond) -> None:
     done = []
 
     @pond.subscriber("q", max_workers=1, retry=Retry.none())
@@ -329,7 +328,7 @@ async def test_a_handler_that_cancels_itself_costs_no_runner(pond: Millpond) -> 
 
 @on("memory")
 async def test_timeouts_of_the_handlers_own_work(pond: Millpond) -> None:
-    """asyncio.timeout cancels the task that it is in: here one that goes on to the next message."""
+    """asyncio.timeout cancels its task: here a task that then runs the next message."""
 
     @pond.subscriber("q", max_workers=1, retry=Retry.none())
     async def handle(body: int) -> None:

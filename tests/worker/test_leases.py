@@ -1,4 +1,4 @@
-"""Leases are lengthened while handlers run, also when they block the event loop; what is lost is told and counted."""
+"""Leases are extended while handlers run, even if they block the event loop; lost leases are announced and counted."""
 
 import asyncio
 import logging
@@ -13,13 +13,15 @@ from millpond.telemetry import Counters, LeasesLost
 from tests.waiting import SOON, until
 from tests.worker.conftest import became, on, row, working
 
+pytestmark = pytest.mark.slow_on_servers
+
 LEASE = 2.0
-"""A heartbeat comes three times as often, and may be late on a busy machine."""
+"""Lease in seconds. The heartbeat extends it every third of it, and may be late on a busy machine."""
 LONGER = 2.2 * LEASE
 
 
 async def test_long_runs_keep_their_lease(make_pond: Callable[..., Millpond]) -> None:
-    """Beside another worker that would take what is free."""
+    """Another worker would claim the message if its lease ended."""
     ponds = [make_pond(), make_pond()]
     runs: list[tuple[str, int]] = []
 
@@ -44,7 +46,7 @@ async def test_long_runs_keep_their_lease(make_pond: Callable[..., Millpond]) ->
 
 
 async def test_one_that_blocks_the_event_loop_keeps_its_lease(make_pond: Callable[..., Millpond]) -> None:
-    """The heartbeat has a thread of its own; so has the other worker here, which would be blocked as well."""
+    """The heartbeat has its own thread. The other worker has one too; otherwise it would be blocked as well."""
     first, second = make_pond(), make_pond()
     runs: list[int] = []
 
@@ -53,7 +55,7 @@ async def test_one_that_blocks_the_event_loop_keeps_its_lease(make_pond: Callabl
         @pond.subscriber("q", lease=LEASE)
         async def handle(body: int, delivery: Delivery) -> None:
             runs.append(delivery.claim.deliveries)
-            time.sleep(LONGER)  # noqa: ASYNC251 - what a careless handler does
+            time.sleep(LONGER)  # noqa: ASYNC251 - a careless handler blocks
 
     transport = await first.transport
     async with working(first):
@@ -103,7 +105,7 @@ async def test_a_lost_lease_cancels_the_handler_and_is_counted_once(
     async with working(pond):
         id_ = await pond.publish("q", 1)
         await until(lambda: runs)
-        await given_back_by_another(pond)
+        await give_back_by_another(pond)
         async with asyncio.timeout(SOON):
             await cancelled.wait()
         found = await became(pond, id_, State.COMPLETED)
@@ -111,18 +113,18 @@ async def test_a_lost_lease_cancels_the_handler_and_is_counted_once(
         assert pond.worker.lost == 1
     assert runs == [1, 2]
     assert (found.attempts, found.deliveries) == (1, 2)
-    assert events == [LeasesLost("q", 1)]
+    assert events == [LeasesLost("q", 1, (id_,))]
     assert counters["lease lost"] == 1
-    (line,) = [r for r in caplog.records if "lost" in r.message]
+    (line,) = [r for r in caplog.records if "leases lost" in r.message]
     assert (line.levelno, line.queue, line.count) == (logging.WARNING, "q", 1)  # type: ignore[attr-defined]
 
 
-async def given_back_by_another(pond: Millpond) -> None:
-    """As a reaper would that took this worker for dead."""
+async def give_back_by_another(pond: Millpond) -> None:
+    """Give the message back, as a reaper does that finds this worker dead."""
     worker = pond.worker
     assert worker is not None
     await until(lambda: worker.running)
-    (delivery,) = worker._attempts[0].held
+    (delivery,) = worker._pools[0].held
     assert await (await pond.transport).settle([GiveBack(delivery.claim.receipt, delivered=True)]) == []
 
 
@@ -142,7 +144,7 @@ async def test_a_handler_that_is_not_to_be_cancelled_finishes_in_vain(pond: Mill
     async with working(pond):
         id_ = await pond.publish("q", 1)
         await until(lambda: runs)
-        await given_back_by_another(pond)
+        await give_back_by_another(pond)
         async with asyncio.timeout(SOON):
             await lost.wait()
         found = await became(pond, id_, State.COMPLETED)
@@ -180,8 +182,8 @@ async def test_a_batch_is_cancelled_when_all_its_leases_are_lost(pond: Millpond)
 
 
 @on("memory", "postgresql")
-async def test_what_was_settled_meanwhile_is_not_taken_for_lost(pond: Millpond) -> None:
-    """An extension that comes too late because the message is done: no false alarm."""
+async def test_a_message_settled_meanwhile_is_not_lost(pond: Millpond) -> None:
+    """An extension after the message was settled is no lost lease."""
     done = 0
 
     @pond.subscriber("q", heartbeat=0.02, max_workers=50)
@@ -200,7 +202,7 @@ async def test_what_was_settled_meanwhile_is_not_taken_for_lost(pond: Millpond) 
 
 @on("postgresql")
 async def test_a_hung_handler_loses_its_lease_after_its_timeout(make_pond: Callable[..., Millpond]) -> None:
-    """A heartbeat must not keep for ever what hangs in C code and blocks the event loop with it."""
+    """A heartbeat must not extend forever the lease of a handler that hangs in C code and blocks the event loop."""
     hung, other = make_pond(), make_pond()
     release, got = threading.Event(), []
 
@@ -229,7 +231,7 @@ async def test_a_hung_handler_loses_its_lease_after_its_timeout(make_pond: Calla
         worker = hung.worker
         assert worker is not None
         await until(lambda: worker.lost == 1 or worker.in_flight == 0)
-        hung_loop = worker._attempts[0].loop
+        hung_loop = worker._pools[0].loop
         hung_loop.call_soon_threadsafe(hung.stop)
         await asyncio.to_thread(thread.join, SOON)
     assert got == [2]

@@ -1,4 +1,4 @@
-"""What `millpond run` shows: logs for people and for programs, and how it gets on."""
+"""Output of `millpond run`: logs for people and for programs, and progress lines."""
 
 import asyncio
 import io
@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from millpond import Millpond
-from millpond.cli import logs
-from millpond.cli.progress import shown
-from millpond.worker import progress
-from millpond.worker.crew import Status
+from millpond import Millpond, NackMessage, RejectMessage
+from millpond.cli import logs, progress_line
+from millpond.worker.status import Rate, Status, status_line
 from tests.waiting import until
 
 Configure = Callable[..., io.StringIO]
@@ -22,11 +20,11 @@ Configure = Callable[..., io.StringIO]
 
 @pytest.fixture
 def configured() -> Iterator[Configure]:
-    """Logging as the command has it; gives what is written."""
+    """Configure logging as the command does; returns the output."""
     root, ours = logging.getLogger(), logging.getLogger("millpond")
     before = root.handlers[:], root.level, ours.level
 
-    def configure(form: logs.Format = "text", *, terminal: bool = False, **options: Any) -> io.StringIO:
+    def configure(form: logs.LogFormat = logs.LogFormat.TEXT, *, terminal: bool = False, **options: Any) -> io.StringIO:
         out = io.StringIO()
         console = Console(file=out, force_terminal=terminal, width=200, color_system="standard" if terminal else None)
         logs.configure(form, "info", console, **{"secrets": [], "worker": None, **options})
@@ -82,7 +80,7 @@ def test_objects_for_programs(configured: Configure) -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-async def test_what_a_handler_logs_tells_its_message(configured: Configure, form: logs.Format) -> None:
+async def test_log_lines_of_a_handler_name_its_message(configured: Configure, form: logs.LogFormat) -> None:
     pond = Millpond("memory://")
 
     @pond.subscriber("orders")
@@ -108,7 +106,17 @@ async def test_what_a_handler_logs_tells_its_message(configured: Configure, form
     else:
         text = out.getvalue()
         assert f"shipping  [orders {order} c-7]" in text
-        assert f"mailing  [mails {letter}]" in text, "an id is not told twice"
+        assert f"mailing  [mails {letter}]" in text, "an id is logged once"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_correlation_id_of_any_publisher_forges_no_line(configured: Configure, form: logs.LogFormat) -> None:
+    """Nor does it control the terminal, or fill the log"""
+    out = configured(form)
+    forged = "c-7\n12:34:56 ERROR    forged \x1b[2J" + "x" * 60_000
+    logging.getLogger("shop").warning("failed", extra={"message_id": "0190", "correlation_id": forged})
+    (line,) = out.getvalue().splitlines()
+    assert "c-7" in line and "\x1b" not in line and len(line) < 500
 
 
 async def test_a_traceback_begins_with_the_handler(configured: Configure) -> None:
@@ -124,7 +132,7 @@ async def test_a_traceback_begins_with_the_handler(configured: Configure) -> Non
         fail()
 
     out = configured()
-    async with pond.testing() as test:
+    async with pond.testing(raise_errors=False) as test:
         await pond.publish("a", 1)
         await pond.publish("b", 1)
         await test.run()
@@ -134,10 +142,26 @@ async def test_a_traceback_begins_with_the_handler(configured: Configure) -> Non
     assert "attempt.py" not in text and "threads.py" not in text
 
 
+async def test_a_reason_is_logged_once(configured: Configure) -> None:
+    pond = Millpond("memory://")
+
+    @pond.subscriber("a")
+    async def ship(body: int) -> None:
+        raise RejectMessage("no such sku") if body else NackMessage("no carrier", delay=5)
+
+    out = configured()
+    async with pond.testing() as test:
+        await pond.publish_many("a", [0, 1])
+        await test.run()
+    text = out.getvalue()
+    assert "attempt 1: FAILED: no such sku\n" in text and text.count("no such sku") == 1
+    assert "attempt 1: again in 5 s: no carrier\n" in text
+
+
 def test_a_line_of_progress() -> None:
     status = Status(True, 1_600, {"ack": 12_000, "nack": 30, "reject": 1, "published": 5})
-    assert progress.line(status, 1234.5) == "1,234/s, 12,031 handled, 1,600 in flight, 30 retried, 1 failed"
-    assert progress.line(Status(counts={"lease lost": 2}), 0).endswith("0 failed, 2 leases lost")
+    assert status_line(status, 1234.5) == "1,234/s, 12,031 handled, 1,600 in flight, 30 retried, 1 failed"
+    assert status_line(Status(counts={"lease lost": 2}), 0).endswith("0 failed, 2 leases lost")
 
 
 def test_workers_add_up() -> None:
@@ -147,32 +171,47 @@ def test_workers_add_up() -> None:
 
 def test_a_rate_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(progress, "monotonic", lambda: now)
-    rate = progress.Rate()
+    monkeypatch.setattr("millpond.worker.status.monotonic", lambda: now)
+    rate = Rate()
     seen = []
     for total in (0, 10, 20, 30, 30, 30, 30, 30):
-        seen.append(round(rate(total)))
+        value = rate(total)
+        seen.append(None if value is None else round(value))
         now += 1.0
-    assert seen == [0, 10, 10, 10, 7, 3, 0, 0]
+    assert seen == [None, 10, 10, 10, 7, 3, 0, 0]
+
+
+def test_a_handful_of_messages_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three messages in 80 ms are no 37 per second."""
+    now = 0.0
+    monkeypatch.setattr("millpond.worker.status.monotonic", lambda: now)
+    rate = Rate()
+    assert rate(0) is None
+    now = 0.08
+    assert rate(3) is None
+    assert rate(500) is None, "the time is too short"
+    now = 2.0
+    assert rate(3) is None, "too few messages"
+    assert status_line(Status(counts={"ack": 3}), None) == "3 handled, 0 in flight, 0 retried, 0 failed"
 
 
 async def test_elsewhere_the_log_tells_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     counts = {"ack": 1}
     console = Console(file=io.StringIO(), force_terminal=False)
     with caplog.at_level(logging.INFO):
-        async with shown(lambda: Status(True, 0, dict(counts)), console, every=0.01):
+        async with progress_line.show(lambda: Status(True, 0, dict(counts)), console, every=0.01):
             await until(lambda: len(caplog.records) == 1)
             await asyncio.sleep(0.05)
             assert len(caplog.records) == 1, "an idle worker is quiet"
             counts["ack"] = 7
             await until(lambda: len(caplog.records) == 2)
             counts["reject"] = 1
-    assert [record.getMessage().split(", ")[1] for record in caplog.records] == ["1 handled", "7 handled", "8 handled"]
+    assert [record.getMessage().split(", ")[0] for record in caplog.records] == ["1 handled", "7 handled", "8 handled"]
 
 
 async def test_on_a_terminal_one_line_lives() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100)
-    async with shown(lambda: Status(True, 3, {"ack": 42}), console):
+    async with progress_line.show(lambda: Status(True, 3, {"ack": 42}), console):
         await until(lambda: "42 handled, 3 in flight" in out.getvalue())
     assert out.getvalue().rstrip().endswith(("\x1b[2K", "\x1b[?25h")), "and leaves nothing behind"

@@ -1,4 +1,4 @@
-"""Every wrong option is told at once, by name, with what would be right (FS-C21)."""
+"""Every wrong option raises at once, with its name and the right values."""
 
 from datetime import timedelta
 from typing import Any
@@ -15,9 +15,9 @@ async def handler(body: dict) -> None: ...
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_worker": 3}, "unknown subscriber option 'max_worker'; did you mean 'max_workers'?"),
+        ({"max_worker": 3}, "unknown subscriber option 'max_worker'; the nearest one is 'max_workers'"),
         ({"qwertz": 3}, "there are max_workers"),
-        ({"max_workers": 0}, "max_workers must be a whole number of at least 1, not 0"),
+        ({"max_workers": 0}, "max_workers must be an integer of at least 1, not 0"),
         ({"max_workers": True}, "max_workers"),
         ({"max_workers": "3"}, "max_workers"),
         ({"batch": 0}, "batch"),
@@ -52,14 +52,14 @@ def test_options(options: dict[str, Any], words: str) -> None:
     assert pond.subscriptions == []
 
 
-@pytest.mark.parametrize("queues", [("",), ("a", " b"), ("x" * 256,), (7,)])
+@pytest.mark.parametrize("queues", [("",), ("a", " b"), ("x" * 256,)])
 def test_queue_names(queues: Any) -> None:
     with pytest.raises(InvalidQueue):
         Millpond("memory://").subscriber(*queues)(handler)
 
 
 def test_a_subscriber_without_a_queue_or_a_function() -> None:
-    with pytest.raises(InvalidOption, match="at least one queue"):
+    with pytest.raises(InvalidOption, match="needs the name of its queue"):
         Millpond("memory://").subscriber()(handler)
     with pytest.raises(InvalidOption, match="a handler is a function"):
         Millpond("memory://").subscriber("q")("no function")  # type: ignore[type-var]

@@ -1,4 +1,4 @@
-"""What an exception means: ack policies, NackMessage, RejectMessage, and decisions by hand (FS-C3, C4, C6, C9, C18)."""
+"""Effects of exceptions: ack policies, NackMessage, RejectMessage; and decisions by hand."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ from millpond import (
 )
 from millpond.errors import InvalidTime
 from tests.waiting import until
-from tests.worker.conftest import became, counts, on, row, working
+from tests.worker.conftest import became, counts, drained, on, row, working
 
 AGAIN = Retry.constant(60)
 
@@ -30,7 +30,7 @@ async def idle(pond: Millpond) -> None:
 
 
 async def test_by_default_an_error_is_retried(pond: Millpond) -> None:
-    """FS-C3: RETRYABLE with counters 1/1, due after the delay, the lease cleared, the archive empty."""
+    """RETRYABLE with counters 1/1, due after the delay, the lease cleared, the archive empty."""
 
     @pond.subscriber("q", retry=AGAIN)
     async def handle(body: int) -> None:
@@ -61,7 +61,6 @@ async def test_by_default_an_error_is_retried(pond: Millpond) -> None:
 @pytest.mark.parametrize("kind", ["async", "sync", "batch"])
 @on("memory")
 async def test_policies(pond: Millpond, options: dict, state: State, reason: str | None, kind: str) -> None:
-    """FS-C4, FS-C18."""
 
     def fail(body: Any) -> None:
         raise ValueError("no carrier")
@@ -81,8 +80,8 @@ async def test_policies(pond: Millpond, options: dict, state: State, reason: str
 
 
 @on("memory")
-async def test_what_is_not_to_be_kept_leaves_no_trace(pond: Millpond) -> None:
-    """FS-C1, FS-C4: retention off."""
+async def test_messages_that_are_not_kept_leave_no_row(pond: Millpond) -> None:
+    """Retention off."""
 
     @pond.subscriber("q", keep_acked=False, keep_rejected=False, retry=Retry.none())
     async def handle(body: str) -> None:
@@ -103,7 +102,7 @@ async def test_ack_first_has_acked_when_the_handler_runs(pond: Millpond) -> None
     @pond.subscriber("q", ack_policy=AckPolicy.ACK_FIRST)
     async def handle(body: int, delivery: Delivery) -> None:
         seen.append((await row(pond, delivery.id)).state)
-        await delivery.nack()  # too late, and harmless: the first decision counts
+        await delivery.nack()  # too late and without effect: the first decision counts
         raise NackMessage
 
     id_ = await pond.publish("q", 1)
@@ -116,7 +115,7 @@ async def test_ack_first_has_acked_when_the_handler_runs(pond: Millpond) -> None
 async def test_returning_without_a_decision_fails_under_the_manual_policy(
     pond: Millpond, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """FS-C18: MANUAL without ack: an ERROR in the log, and FAILED."""
+    """MANUAL without ack: an ERROR in the log, and FAILED."""
 
     @pond.subscriber("q", ack_policy=AckPolicy.MANUAL)
     async def handle(body: int) -> None: ...
@@ -124,12 +123,12 @@ async def test_returning_without_a_decision_fails_under_the_manual_policy(
     id_ = await pond.publish("q", 1)
     await idle(pond)
     assert (await row(pond, id_)).reason == "no decision by the handler"
-    assert [r.levelno for r in caplog.records if "did not decide" in r.message] == [logging.ERROR]
+    assert [r.levelno for r in caplog.records if "returned without ack, nack or reject" in r.message] == [logging.ERROR]
 
 
 @on("memory", "postgresql")
 async def test_nack_message_decides_on_the_delay(pond: Millpond) -> None:
-    """FS-D7: it must not dead-letter at once."""
+    """The message must not be FAILED at once."""
 
     @pond.subscriber("q", retry=Retry.constant(1))
     async def handle(body: int) -> None:
@@ -169,7 +168,7 @@ async def test_messages_raised_by_the_handler_beat_the_policy(pond: Millpond, po
 async def test_decisions_by_hand_beat_policy_and_exception(
     pond: Millpond, verb: str, state: State, raises: bool, kind: str
 ) -> None:
-    """FS-C9; the first call wins, and it is durable when it returns."""
+    """The first call wins, and it is durable when it returns."""
     seen = []
     arguments: dict[str, Any] = {"nack": {"delay": 60}, "reject": {"reason": "why"}}.get(verb, {})
     other = "reject" if verb == "ack" else "ack"
@@ -203,8 +202,40 @@ async def test_decisions_by_hand_beat_policy_and_exception(
     assert seen == [state] if kind == "async" else len(seen) == 1
 
 
+async def test_a_handler_with_an_event_loop_of_its_own_decides(pond: Millpond) -> None:
+    """The decision is written in the worker's loop, and the handler's own loop learns of it."""
+    decided = []
+
+    @pond.subscriber("q", max_workers=1)
+    def handle(body: int, delivery: Delivery) -> None:
+        asyncio.run(delivery.ack() if body else delivery.reject("no"))
+        decided.append(body)
+
+    await pond.publish_many("q", [0, 1, 2])
+    async with working(pond):
+        assert await drained(pond) == {State.COMPLETED: 2, State.FAILED: 1}
+        await until(lambda: len(decided) == 3)
+
+
 @on("memory")
-async def test_a_decision_that_cannot_be_is_told_to_the_handler(pond: Millpond) -> None:
+async def test_nack_sync_and_reject_sync_store_their_arguments(pond: Millpond) -> None:
+    @pond.subscriber("q")
+    def handle(verb: str, delivery: Delivery) -> None:
+        if verb == "nack":
+            delivery.nack_sync(60, error="no carrier")
+        else:
+            delivery.reject_sync("unknown sku")
+
+    ids = await pond.publish_many("q", ["nack", "reject"])
+    await idle(pond)
+    nacked, rejected = [await row(pond, id_) for id_ in ids]
+    assert (nacked.state, nacked.error) == (State.RETRYABLE, "no carrier")
+    assert nacked.due_us - nacked.last_attempt_us >= 60_000_000
+    assert (rejected.state, rejected.reason) == (State.FAILED, "unknown sku")
+
+
+@on("memory")
+async def test_an_invalid_decision_raises_in_the_handler(pond: Millpond) -> None:
     errors = []
 
     @pond.subscriber("q")
@@ -225,7 +256,7 @@ async def test_a_decision_that_cannot_be_is_told_to_the_handler(pond: Millpond) 
 
 @on("memory", "sqlite", "postgresql", "mariadb")
 async def test_a_stale_decision_raises_lease_lost_and_writes_nothing(pond: Millpond) -> None:
-    """TSK-D11: a late worker must not settle what the next owner has."""
+    """A late worker must not settle a message that another worker holds."""
     raised = []
     stolen = asyncio.Event()
 
@@ -243,7 +274,7 @@ async def test_a_stale_decision_raises_lease_lost_and_writes_nothing(pond: Millp
         id_ = await pond.publish("q", 1)
         await became(pond, id_, State.PROCESSING)
         assert pond.worker is not None
-        await settled_by_another(pond)
+        await settle_by_another(pond)
         stolen.set()
         await until(lambda: len(raised) == 3)
         await until(lambda: pond.worker.in_flight == 0)
@@ -252,17 +283,17 @@ async def test_a_stale_decision_raises_lease_lost_and_writes_nothing(pond: Millp
     assert (found.state, found.reason) == (State.FAILED, "by another")
 
 
-async def settled_by_another(pond: Millpond) -> None:
-    """As a reaper and another worker would: the receipt that the handler has is stale now."""
+async def settle_by_another(pond: Millpond) -> None:
+    """Settle the message, as another worker does after a reaper: the handler's receipt is stale."""
     worker = pond.worker
     assert worker is not None
     await until(lambda: worker.running)
-    (delivery,) = worker._attempts[0].held
+    (delivery,) = worker._pools[0].held
     await (await pond.transport).settle([Reject(delivery.claim.receipt, "by another")])
 
 
 @on("memory")
-async def test_a_decision_after_the_handler_came_to_its_end_is_too_late(pond: Millpond) -> None:
+async def test_a_decision_after_the_end_of_the_handler_is_refused(pond: Millpond) -> None:
     late: list[Any] = []
     ended = asyncio.Event()
 
@@ -289,12 +320,12 @@ async def test_a_decision_after_the_handler_came_to_its_end_is_too_late(pond: Mi
 
 class Mute(Exception):
     def __str__(self) -> str:
-        raise RuntimeError("an exception that cannot tell its text")
+        raise RuntimeError("an exception without a text")
 
 
 @on("memory")
 async def test_an_exception_that_cannot_tell_its_text_is_retried_all_the_same(pond: Millpond) -> None:
-    """FS-D7: an error inside the retry strategy must not dead-letter."""
+    """An error inside the retry policy must not make the message FAILED."""
 
     @pond.subscriber("q")
     async def handle(body: int) -> None:

@@ -1,33 +1,33 @@
-"""A worker purges the archive now and then, by what each queue keeps."""
+"""A worker purges the archive periodically, by the retention of each queue."""
 
 import logging
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from millpond import Millpond, State, Store
+from millpond import Millpond, State
 from millpond.errors import StoreBusy
-from millpond.worker import purge
+from millpond.worker import chores
 from tests.waiting import until
 from tests.worker.conftest import counts, working
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(purge, "FIRST", 0.02)
-    monkeypatch.setattr(purge, "EVERY", 0.02)
+    monkeypatch.setattr(chores, "FIRST_PURGE", 0.02)
+    monkeypatch.setattr(chores, "PURGE_EVERY", 0.02)
 
 
-async def test_what_retention_no_longer_keeps_goes(pond: Millpond) -> None:
+async def test_messages_beyond_their_retention_are_purged(pond: Millpond) -> None:
     handled = []
 
     @pond.subscriber("q", "kept")
     async def handle(body: int) -> None:
         handled.append(body)
 
-    store = cast(Store, await pond.transport)
-    await store.retain("q", completed=0, failed=None)
+    transport = await pond.transport
+    await transport.operations.retain("q", completed=0, failed=None)
     await pond.publish("q", 1)
     await pond.publish("kept", 2)
     async with working(pond):
@@ -51,13 +51,12 @@ async def test_a_purge_that_fails_stops_nothing(
             raise errors.pop(0)
         return 3
 
-    transport: Any = await pond.transport
-    monkeypatch.setattr(transport, "purge", fail, raising=False)
+    monkeypatch.setattr((await pond.transport).operations, "purge", fail)
 
-    def said() -> list[str]:
+    def logged() -> list[str]:
         return [record.getMessage() for record in caplog.records]
 
     with caplog.at_level(logging.INFO, "millpond.worker"):
         async with working(pond):
-            await until(lambda: "3 messages were purged from the archive" in said())
-    assert "cannot purge now: locks" in said() and "cannot purge now" in said()
+            await until(lambda: "purged: 3 messages of the archive" in logged())
+    assert "purge failed, tried again later: locks" in logged() and "purge failed, tried again later" in logged()

@@ -1,16 +1,16 @@
-"""Retry policies as the worker applies them (FS-C6, FS-C25); the series themselves are tests of Retry."""
+"""Retry policies as the worker applies them; the series themselves are tests of Retry."""
 
 import asyncio
 from datetime import timedelta
 
 import pytest
 
-from millpond import AckPolicy, Delivery, Millpond, NackMessage, Retry, State
-from tests.worker.conftest import became, drained, on, row, working
+from millpond import AckPolicy, Delivery, GiveBack, Millpond, NackMessage, RejectMessage, Retry, SnoozeMessage, State
+from tests.worker.conftest import became, on, row, working
 
 
-async def test_exactly_so_many_attempts_then_failed(pond: Millpond) -> None:
-    """FS-C6, on the clock of the database."""
+async def test_a_message_is_failed_after_the_last_attempt(pond: Millpond) -> None:
+    """Times are those of the database."""
     attempts = []
 
     @pond.subscriber("q", retry=Retry.constant(0.02, attempts=3))
@@ -27,7 +27,7 @@ async def test_exactly_so_many_attempts_then_failed(pond: Millpond) -> None:
 
 
 async def runs_at(pond: Millpond, retry: Retry, until: float, **options: object) -> tuple[list[float], State]:
-    """At which seconds a message that always fails is run, on a clock that stands still between steps."""
+    """The seconds at which a message that always fails runs, on a clock that stands still between steps."""
     at: list[float] = []
 
     @pond.subscriber("q", retry=retry, **options)
@@ -35,7 +35,7 @@ async def runs_at(pond: Millpond, retry: Retry, until: float, **options: object)
         at.append((test.now - began).total_seconds())
         raise ValueError
 
-    async with pond.testing() as test:
+    async with pond.testing(raise_errors=False) as test:
         began = test.now
         id_ = await pond.publish("q", 1)
         await test.run()
@@ -59,7 +59,6 @@ async def runs_at(pond: Millpond, retry: Retry, until: float, **options: object)
     ],
 )
 async def test_series(pond: Millpond, retry: Retry, series: list[float], state: State) -> None:
-    """FS-C25; immediate first redelivery as ORB-C8."""
     assert await runs_at(pond, retry, until=19) == (series, state)
 
 
@@ -79,30 +78,130 @@ async def test_nack_message_counts_as_an_attempt(pond: Millpond) -> None:
 
 
 @on("memory")
-async def test_a_manual_nack_repeats_as_often_as_the_handler_says(pond: Millpond) -> None:
-    """FS-C18: the retry policy is for errors; a decision by hand is the handler's own affair."""
-    runs = []
+@pytest.mark.parametrize("policy", [AckPolicy.MANUAL, AckPolicy.NACK_ON_ERROR])
+@pytest.mark.parametrize("how", ["method", "method in a thread", "exception"])
+async def test_every_spelling_of_a_nack_obeys_the_retry_policy(pond: Millpond, how: str, policy: AckPolicy) -> None:
+    at: list[float] = []
+    retry = Retry(initial=2, multiplier=3, jitter=0, attempts=3)
 
-    @pond.subscriber("q", ack_policy=AckPolicy.MANUAL, retry=Retry.none())
+    def note() -> None:
+        at.append((test.now - began).total_seconds())
+
     async def handle(body: int, delivery: Delivery) -> None:
-        runs.append(1)
-        await (delivery.nack() if delivery.attempt < 12 else delivery.ack())
+        note()
+        if how == "method":
+            await delivery.nack(error="busy")
+        else:
+            raise NackMessage("busy")
 
-    await pond.publish("q", 1)
-    await pond.run(until_idle=True, signals=False)
-    assert len(runs) == 12
-    assert await drained(pond) == {State.COMPLETED: 1}
+    def handle_sync(body: int, delivery: Delivery) -> None:
+        note()
+        delivery.nack_sync(error="busy")
+
+    pond.subscriber("q", ack_policy=policy, retry=retry)(handle_sync if how == "method in a thread" else handle)
+    async with pond.testing() as test:
+        began = test.now
+        await pond.publish("q", 1)
+        for _ in range(12):
+            await test.run()
+            test.advance(1)
+        (message,) = await test.messages("q")
+    assert at == [0, 2, 8]
+    assert (message.state, message.reason, message.attempts) == (State.FAILED, "retries used up", 3)
+    assert "busy" in (message.error or "")
+
+
+@on("memory")
+async def test_a_delay_replaces_the_wait_of_the_policy_but_not_its_limit(pond: Millpond) -> None:
+    at: list[float] = []
+
+    @pond.subscriber("q", retry=Retry(initial=60, attempts=3))
+    async def handle(body: int, delivery: Delivery) -> None:
+        at.append((test.now - began).total_seconds())
+        await delivery.nack(delay=5)
+
+    async with pond.testing() as test:
+        began = test.now
+        await pond.publish("q", 1)
+        for _ in range(15):
+            await test.run()
+            test.advance(1)
+        (message,) = await test.messages("q")
+    assert (at, message.reason) == ([0, 5, 10], "retries used up")
+
+
+@on("memory")
+@pytest.mark.parametrize("how", ["exception", "method", "method in a thread"])
+async def test_a_snooze_spends_neither_attempt_nor_delivery(pond: Millpond, how: str) -> None:
+    """More often than there are attempts and deliveries, as a rate limit may need it."""
+    at: list[float] = []
+
+    async def handle(body: int, delivery: Delivery) -> None:
+        at.append((test.now - began).total_seconds())
+        if len(at) <= 6:
+            if how == "exception":
+                raise SnoozeMessage(5)
+            await delivery.snooze(timedelta(seconds=5))
+        assert (delivery.attempt, delivery.claim.deliveries) == (1, 1)
+
+    def handle_sync(body: int, delivery: Delivery) -> None:
+        at.append((test.now - began).total_seconds())
+        if len(at) <= 6:
+            delivery.snooze_sync(5)
+
+    options = {"retry": Retry(attempts=2), "max_deliveries": 2}
+    pond.subscriber("q", **options)(handle_sync if how == "method in a thread" else handle)
+    async with pond.testing() as test:
+        began = test.now
+        await pond.publish("q", 1)
+        for _ in range(31):
+            await test.run()
+            test.advance(1)
+        (message,) = await test.messages("q")
+    assert at == [0, 5, 10, 15, 20, 25, 30]
+    assert (message.state, message.attempts, message.deliveries) == (State.COMPLETED, 1, 1)
+
+
+@on("memory")
+async def test_the_policy_ack_acks_after_an_error_but_not_against_a_decision(
+    pond: Millpond, caplog: pytest.LogCaptureFixture
+) -> None:
+    @pond.subscriber("q", ack_policy=AckPolicy.ACK)
+    async def handle(body: str) -> None:
+        match body:
+            case "raise":
+                raise ValueError("no matter")
+            case "reject":
+                raise RejectMessage("bad")
+            case "nack":
+                raise NackMessage(delay=60)
+            case "snooze":
+                raise SnoozeMessage(60)
+
+    async with pond.testing(raise_errors=False) as test:
+        for body in ("return", "raise", "reject", "nack", "snooze"):
+            await pond.publish("q", body)
+        await test.run()
+        states = {row.payload.decode().strip('"'): row.state for row in await test.messages("q")}
+    assert states == {
+        "return": State.COMPLETED,
+        "raise": State.COMPLETED,
+        "reject": State.FAILED,
+        "nack": State.RETRYABLE,
+        "snooze": State.PENDING,
+    }
+    assert "acked, as its ack policy says" in caplog.text
 
 
 @on("memory")
 async def test_jitter_is_drawn_for_each_message(pond: Millpond) -> None:
-    """VT-D6: messages that failed together must not come back together, at the cap neither."""
+    """Messages that failed together must not run again together, even at the longest delay."""
 
     @pond.subscriber("q", retry=Retry(initial=60, maximum=60, jitter=0.5))
     async def handle(body: int) -> None:
         raise ValueError
 
-    async with pond.testing() as test:
+    async with pond.testing(raise_errors=False) as test:
         await pond.publish_many("q", range(50))
         await test.run()
         due = {message.due_us for message in await test.messages("q", State.RETRYABLE)}
@@ -128,37 +227,32 @@ async def test_expired_messages_are_not_run(pond: Millpond) -> None:
 
 
 @on("memory")
-async def test_max_deliveries_and_max_crashes_end_a_message_without_running_it(pond: Millpond) -> None:
-    """FS-C5, FS-D17: retries do not spend max_crashes; crashes spend both."""
+async def test_max_deliveries_ends_a_message_without_running_it(pond: Millpond) -> None:
+    """Retries and crashes spend it."""
     runs: list[str] = []
 
-    @pond.subscriber("crashes", max_crashes=2)
-    async def crashes(body: int) -> None:
-        runs.append("crashes")
-
-    @pond.subscriber("deliveries", max_deliveries=2, max_crashes=None, retry=Retry.constant(0))
-    async def deliveries(body: int) -> None:
-        runs.append("deliveries")
+    @pond.subscriber("q", max_deliveries=2, retry=Retry.constant(0))
+    async def handle(body: str) -> None:
+        runs.append(body)
         raise ValueError
 
-    async with pond.testing() as test:
+    async with pond.testing(raise_errors=False) as test:
         transport = await pond.transport
-        await pond.publish("crashes", 1)
-        await pond.publish("deliveries", 1)
-        for _ in range(2):  # a worker that dies with it
-            (_,) = await transport.claim(["crashes"], lease=1)
-            test.advance(2)
+        await pond.publish("q", "crashed")
+        for _ in range(2):  # a worker dies with it
+            (claim,) = await transport.claim(["q"])
+            await transport.settle([GiveBack(claim.receipt, crashed=True)])
+        await pond.publish("q", "retried")
         await test.run()
-        (crashed,) = await test.messages("crashes", State.FAILED)
-        (delivered,) = await test.messages("deliveries", State.FAILED)
-    assert runs == ["deliveries", "deliveries"]
-    assert (crashed.reason, crashed.attempts, crashed.deliveries) == ("max_crashes", 0, 3)
-    assert (delivered.reason, delivered.attempts, delivered.deliveries) == ("max_deliveries", 2, 3)
+        failed = await test.messages("q", State.FAILED)
+    assert runs == ["retried", "retried"]
+    assert {m.reason for m in failed} == {"max_deliveries"}
+    assert [(m.attempts, m.deliveries) for m in failed] == [(0, 3), (2, 3)]
 
 
 @on("postgresql")
 async def test_attempts_survive_the_worker(pond: Millpond) -> None:
-    """Counted in the database: a new worker goes on where the last one stopped."""
+    """Attempts are counted in the database: a new worker continues the count."""
     attempts = []
 
     @pond.subscriber("q", retry=Retry.constant(0.01, attempts=4))

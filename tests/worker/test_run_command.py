@@ -5,9 +5,7 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
-import textwrap
 import time
 import urllib.error
 import urllib.request
@@ -18,9 +16,11 @@ from typing import Any
 import pytest
 
 from millpond import Millpond, State
-from millpond.cli import run as command
+from millpond.cli import run_command as command
+from tests.triggers import execute
 from tests.waiting import SOON, ended, is_alive, until
 from tests.worker.conftest import counts, drained, on, row
+from tests.worker.shop import Shop
 
 APP = """
 import asyncio, logging, os, threading, time
@@ -55,6 +55,13 @@ def hang(body: int):
     time.sleep(1000)
 
 
+@pond.subscriber("block")
+async def block(body: int, delivery: Delivery):
+    note("blocks", delivery.claim.deliveries, delivery.claim.crashes)
+    if not os.path.exists("open"):
+        time.sleep(1000)
+
+
 @pond.subscriber("die", max_crashes=10, lease=5)
 async def die(body: int):
     note("dies", os.getpid())
@@ -62,59 +69,9 @@ async def die(body: int):
 """
 
 
-class Shop:
-    """An application in a folder, its worker processes, and what its handlers noted."""
-
-    def __init__(self, folder: Path, url: str) -> None:
-        self.folder = folder
-        self.url = url
-        self.write("shop", APP)
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    def write(self, module: str, code: str) -> None:
-        (self.folder / f"{module}.py").write_text(textwrap.dedent(code).replace("{url!r}", repr(self.url)))
-
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        stderr = (self.folder / "stderr").open("ab")
-        with stderr:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "millpond", "run", *arguments],
-                cwd=self.folder,
-                stderr=stderr,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "COLUMNS": "200"},
-            )
-        self._processes.append(process)
-        return process
-
-    @property
-    def stderr(self) -> str:
-        return (self.folder / "stderr").read_text()
-
-    @property
-    def notes(self) -> list[list[str]]:
-        path = self.folder / "notes"
-        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-
-    def orders(self) -> list[str]:
-        return [note[1] for note in self.notes if note[0] == "order"]
-
-    def workers(self) -> list[int]:
-        return [int(note[1]) for note in self.notes if note[0] == "started"]
-
-    def close(self) -> None:
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        for pid in self.workers():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
 @pytest.fixture
 def shop(tmp_path: Path, url: str) -> Iterator[Shop]:
-    shop = Shop(tmp_path, url)
+    shop = Shop(tmp_path, url, APP)
     yield shop
     shop.close()
 
@@ -134,6 +91,7 @@ async def test_until_idle(pond: Millpond, shop: Shop) -> None:
         assert "shipping for" in shop.stderr
 
 
+@pytest.mark.slow_on_servers
 @both
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_lets_handlers_finish(pond: Millpond, shop: Shop, number: int) -> None:
@@ -162,6 +120,44 @@ async def test_a_second_signal_interrupts(pond: Millpond, shop: Shop) -> None:
     assert (found.state, found.deliveries, found.attempts) == (State.PENDING, 1, 0)
 
 
+@pytest.mark.slow_on_servers
+@on("sqlite", "postgresql", "mariadb")
+async def test_a_long_job_survives_deploys(pond: Millpond, shop: Shop) -> None:
+    """Three orderly stops interrupt it. They are no crashes: it is no suspect, and the fourth worker completes it."""
+    id_ = await pond.publish("orders", {"n": 1, "waits for": "the word"})
+    for deploy in range(1, 5):
+        process = shop.start("shop", "--queues", "orders", "--graceful-timeout", "200ms")
+        await until(lambda deploy=deploy: len(shop.orders()) == deploy)  # type: ignore[misc]
+        found = await row(pond, id_)
+        assert (found.deliveries, found.attempts, found.crashes) == (deploy, 0, 0)
+        if deploy == 4:
+            (shop.folder / "the word").touch()
+            await drained(pond, "orders")
+        process.terminate()
+        assert await ended(process) == 0, shop.stderr
+    assert await counts(pond, "orders") == {State.COMPLETED: 1}
+    assert len(shop.workers()) == 4, "no child process was started"
+
+
+@pytest.mark.slow_on_servers
+@on("sqlite", "postgresql", "mariadb")
+async def test_a_kill_after_sigterm_is_no_crash_although_the_event_loop_is_blocked(pond: Millpond, shop: Shop) -> None:
+    process = shop.start("shop", "--queues", "block")
+    await pond.publish("block", 1)
+    await until(lambda: ["blocks", "1", "0"] in shop.notes)
+    process.terminate()
+    await until(lambda: execute(shop.url, "SELECT stopping FROM millpond_worker") == [(1,)])
+    assert "stopping:" not in shop.stderr
+    process.kill()
+    await ended(process)
+    (shop.folder / "open").touch()
+    process = shop.start("shop", "--queues", "block")
+    await until(lambda: ["blocks", "2", "0"] in shop.notes)
+    process.terminate()
+    assert await ended(process) == 0, shop.stderr
+    assert await counts(pond, "block") == {State.COMPLETED: 1}
+
+
 @on("sqlite")
 async def test_a_thread_that_hangs_does_not_keep_the_process(pond: Millpond, shop: Shop) -> None:
     process = shop.start("shop:pond", "--graceful-timeout", "100ms")
@@ -169,16 +165,19 @@ async def test_a_thread_that_hangs_does_not_keep_the_process(pond: Millpond, sho
     await until(lambda: ["hangs"] in shop.notes)
     process.terminate()
     assert await ended(process) == 0
-    assert (await row(pond, id_)).state is State.PENDING
+    found = await row(pond, id_)
+    assert (found.state, found.deliveries) == (State.PROCESSING, 1), "it comes back when its lease ends"
+    assert "left behind" in shop.stderr
 
 
+@pytest.mark.slow_on_servers
 @both
 async def test_two_workers_one_killed(pond: Millpond, shop: Shop) -> None:
-    """Restarted; its messages are back in about two seconds, and none is lost."""
+    """The worker is restarted; its messages are given back in about two seconds, and none is lost."""
     process = shop.start("shop:pond", "--workers", "2", "--log-format", "json")
     await until(lambda: len(shop.workers()) == 2)
     first, second = shop.workers()
-    await asyncio.sleep(3)  # a reaper judges only after some seconds of unbroken connection of its own
+    await asyncio.sleep(3)  # a reaper judges only after some seconds of uninterrupted connection
     await pond.publish_many("orders", [{"n": n, "takes": 600 if n < 4 else 0} for n in range(4)])
     await until(lambda: len(shop.orders()) == 4)
     victims = {note[3] for note in shop.notes if note[0] == "order"}
@@ -206,7 +205,7 @@ async def test_two_workers_one_killed(pond: Millpond, shop: Shop) -> None:
 
 @on("sqlite")
 async def test_a_stop_while_workers_start(shop: Shop) -> None:
-    """Told before they could listen: they had nothing to finish, and all went as told."""
+    """Workers stopped before they handled signals had nothing to finish: the exit code is 0."""
     process = shop.start("shop:pond", "--workers", "2")
     await until(lambda: (shop.folder / "stderr").exists() and "worker 2 started" in shop.stderr)
     process.terminate()
@@ -257,12 +256,7 @@ async def test_workers_that_cannot_be_started_right_end_the_supervisor(pond: Mil
 @on("sqlite")
 async def test_health(pond: Millpond, shop: Shop) -> None:
     process = shop.start("shop:pond", "--health-port", "0", "--log-format", "json", "--graceful-timeout", "10m")
-
-    def port() -> int | None:
-        lines = [json.loads(line) for line in shop.stderr.splitlines()] if (shop.folder / "stderr").exists() else []
-        return next((line["port"] for line in lines if "port" in line), None)
-
-    at = f"http://127.0.0.1:{await until(port)}"
+    at = f"http://127.0.0.1:{await until(lambda: _port(shop))}"
     assert await asked(f"{at}/live") == (200, {"live": True, "in_flight": 0})
     await until(lambda: _is(at, 200))
     assert (await asked(f"{at}/nothing"))[0] == 404
@@ -276,6 +270,29 @@ async def test_health(pond: Millpond, shop: Shop) -> None:
     (shop.folder / "the word").touch()
     assert await ended(process) == 0
     assert await counts(pond, "orders") == {State.COMPLETED: 1}
+
+
+@on("sqlite")
+async def test_health_on_another_address(pond: Millpond, shop: Shop) -> None:
+    """For a manager of containers, which asks at the address of the container."""
+    options = ["--health-port", "0", "--log-format", "json"]
+    process = shop.start("shop:pond", "--health-host", "127.0.0.2", *options)
+    port = await until(lambda: _port(shop))
+    assert f"health at http://127.0.0.2:{port}/live" in shop.stderr
+    assert (await asked(f"http://127.0.0.2:{port}/live"))[0] == 200
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        await asked(f"http://127.0.0.1:{port}/live")
+    process.terminate()
+    assert await ended(process) == 0
+    wrong = shop.start("shop:pond", "--health-host", "192.0.2.1", *options)
+    assert await ended(wrong) == 1
+    assert "--health-host 192.0.2.1 --health-port 0: " in shop.stderr
+
+
+def _port(shop: Shop) -> int | None:
+    """The port of the health endpoint, from JSON logs."""
+    lines = [json.loads(line) for line in shop.stderr.splitlines()] if (shop.folder / "stderr").exists() else []
+    return next((line["port"] for line in lines if "port" in line), None)
 
 
 async def _is(at: str, code: int) -> bool:
@@ -320,27 +337,41 @@ pond.subscriber("orders")(ship)
 """
 
 
-# --- what is wrong with a command ------------------------------------------------------------------------
+# --- wrong commands -----------------------------------------------------------------------------------------
+
+
+BROKEN = {
+    "broken_app": "import json\n1 / 0\n",
+    "needs_app": "\nimport not_installed_anywhere\n",
+    "value_app": "\n\nLIMIT = int('ten')\n",
+    "in_library_app": "import json\n\njson.loads('{')\n",
+    "imports_app": "import broken_app\n",
+    "syntax_app": "def f():\n    return (\n",
+    "option_app": "from millpond import Millpond\npond = Millpond('memory://', nonsense=1)\n",
+    "decorator_app": "from millpond import Millpond\npond = Millpond('memory://')\n\n@pond.subscriber\n"
+    "async def ship(order): ...\n",
+    "secret_app": "from millpond import Millpond\nraise ValueError('postgresql://u:hunter22@h/d')\n",
+}
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """Runs a command in a folder of its own, and gives the one line that it says on its failure."""
+    """Run a command in an empty folder; returns the single line of its error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     before = set(sys.modules)
-    (tmp_path / "broken_app.py").write_text("import json\n1 / 0\n")
-    (tmp_path / "needs_app.py").write_text("import not_installed_anywhere\n")
+    for name, code in BROKEN.items():
+        (tmp_path / f"{name}.py").write_text(code)
     (tmp_path / "good_app.py").write_text(
         "from millpond import Millpond\nqueue = Millpond('memory://')\nother = 3\n"
         "empty = Millpond('memory://')\n@queue.subscriber('a')\nasync def handle(body): ...\n"
     )
-    yield lambda *arguments: said(arguments)
+    yield lambda *arguments: error_line(arguments)
     for name in set(sys.modules) - before:
         del sys.modules[name]
 
 
-def said(arguments: tuple[str, ...]) -> str:
+def error_line(arguments: tuple[str, ...]) -> str:
     import io
 
     err = io.StringIO()
@@ -355,27 +386,83 @@ def said(arguments: tuple[str, ...]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["absent_app:pond"], "there is no module 'absent_app', here in"),
+        (["absent_app:pond"], "there is no module 'absent_app', neither in"),
         (["absent_app.orders:pond"], "there is no module 'absent_app'"),
         (["good_app.orders"], "there is no module 'good_app.orders'"),
-        (["broken_app"], "importing 'broken_app' failed: ZeroDivisionError"),
-        (["needs_app"], "importing 'needs_app' failed: ModuleNotFoundError: No module named 'not_installed_anywhere'"),
+        (["broken_app"], "importing 'broken_app' failed at broken_app.py, line 2: ZeroDivisionError: division by zero"),
+        (
+            ["needs_app"],
+            "failed at needs_app.py, line 2: ModuleNotFoundError: No module named 'not_installed_anywhere'",
+        ),
+        (["value_app"], "failed at value_app.py, line 3: ValueError: invalid literal for int() with base 10: 'ten'"),
+        (["in_library_app"], "failed at in_library_app.py, line 3: JSONDecodeError: Expecting property name"),
+        (["imports_app"], "importing 'imports_app' failed at broken_app.py, line 2: ZeroDivisionError"),
+        (["syntax_app"], "importing 'syntax_app' failed at syntax_app.py, line 2: SyntaxError: '(' was never closed"),
+        (["option_app"], "failed at option_app.py, line 2: InvalidOption: unknown option 'nonsense'"),
+        (
+            ["decorator_app"],
+            "failed at decorator_app.py, line 4: InvalidOption: a subscriber needs the name of its queue",
+        ),
         (["good_app"], "has no 'pond'; its ponds are: empty, queue"),
-        (["good_app:other"], "good_app:other is no Millpond but a int"),
+        (["good_app:other"], "good_app:other is not a Millpond but a int"),
         (["good_app.py:queue"], "is a file"),
-        ([":queue"], "no module's name"),
+        ([":queue"], "'' is not the name of a module"),
+        ([".good_app"], "'.good_app' is not the name of a module"),
         (["good_app:queue", "--queues", "b"], "no subscriber serves the queue 'b'; those served are: a"),
         (["good_app:queue", "--queues", ","], "names no queue"),
         (["good_app:queue", "--workers", "0"], "--workers"),
-        (["good_app:queue", "--graceful-timeout", "soon"], "no duration"),
+        (["good_app:queue", "--workers", "2"], "SHARED): leave --workers out, or give the pond the URL of a database"),
+        (["good_app:queue", "--graceful-timeout", "soon"], "not a duration"),
         (["good_app:queue", "--log-format", "xml"], "--log-format"),
         (["good_app:queue", "--health-port", "70000"], "--health-port"),
+        (["good_app:queue", "--health-host", "::1"], "--health-host needs --health-port"),
         ([], "MODULE"),
     ],
 )
-def test_what_is_wrong_with_a_command(here: Callable[..., str], arguments: list[str], words: str) -> None:
+def test_wrong_commands(here: Callable[..., str], arguments: list[str], words: str) -> None:
     assert words in here(*arguments)
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "run", "value_app"], ["run", "value_app", "--debug"]])
+def test_debug_prints_the_traceback(here: Callable[..., str], capsys: Any, arguments: list[str]) -> None:
+    assert command(arguments) == 2
+    error = capsys.readouterr().err
+    assert "Traceback" in error and "LIMIT = int('ten')" in error
+    assert error.splitlines()[-1].startswith("millpond: importing 'value_app' failed at value_app.py, line 3")
+
+
+def test_debug_may_be_the_text_of_a_message(here: Callable[..., str], capsys: Any) -> None:
+    assert command(["publish", "q", "--text", "--url", "sqlite:///q.db", "--", "--debug"]) == 1
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_pond_without_subscribers(here: Callable[..., str]) -> None:
     assert "good_app:empty has no subscriber" in here("good_app:empty")
+
+
+@on("sqlite")
+async def test_a_stuck_worker_is_not_ready_and_may_end(pond: Millpond, shop: Shop) -> None:
+    shop.write(
+        "stuck",
+        """
+        import time
+        from millpond import Millpond
+
+        pond = Millpond({url!r})
+
+
+        @pond.subscriber("hang", max_workers=1, timeout=0.2, lease=6)
+        def hang(body: int):
+            time.sleep(1000)
+        """,
+    )
+    process = shop.start(
+        "stuck:pond", "--health-port", "0", "--log-format", "json", "--end-when-stuck", "--graceful-timeout", "100ms"
+    )
+    at = f"http://127.0.0.1:{await until(lambda: _port(shop))}"
+    await until(lambda: _is(at, 200))
+    await pond.publish("hang", 1)
+    await until(lambda: _is(at, 503))
+    assert (await asked(f"{at}/ready"))[1]["obstacle"] == "all handlers of hang hang beyond their timeout"
+    assert await ended(process) == 1
+    assert "all 1 handlers of hang have hung for longer than a lease" in shop.stderr

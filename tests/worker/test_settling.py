@@ -1,4 +1,4 @@
-"""Outcomes on their way: written together, never forgotten, and no bad one blocks its neighbours (FS-D4)."""
+"""Outcomes are written together and never forgotten, and a bad one does not block the others."""
 
 import asyncio
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from millpond import Millpond, State
-from millpond.errors import AuthenticationFailed, StoreError, StoreUnavailable
+from millpond.errors import AuthenticationFailed, DataRefused, StoreBusy, StoreError, StoreUnavailable
 from millpond.outcome import Ack
-from millpond.worker import Worker
+from millpond.worker.worker import Worker
 from tests.waiting import SOON, until
 from tests.worker.conftest import counts, drained, on
 
 
 class Faulty:
-    """A transport whose settle does as the test says."""
+    """A transport whose settle is replaced by the test."""
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
@@ -31,7 +31,7 @@ class Faulty:
         if self.errors:
             raise self.errors.pop(0)
         if any(outcome.receipt.id in self.bad for outcome in outcomes):
-            raise StoreError("the database answered: DataError")
+            raise DataRefused("the database refused a value")
         return await self._transport.settle(outcomes, **options)
 
 
@@ -72,14 +72,16 @@ async def test_the_size_of_a_flush(pond: Millpond, faulty: Faulty) -> None:
 
 @on("memory")
 async def test_an_outcome_alone_does_not_wait_for_company(pond: Millpond, faulty: Faulty) -> None:
-    """When idle they are flushed at once, however long the interval."""
+    """An idle worker flushes at once, at any interval."""
     await pond.publish("q", 1)
     await work(pond, faulty, flush_interval=3600)
     assert faulty.sizes == [1]
 
 
 @on("memory")
-@pytest.mark.parametrize("error", [StoreUnavailable("away"), AuthenticationFailed("the password was changed")])
+@pytest.mark.parametrize(
+    "error", [StoreUnavailable("away"), AuthenticationFailed("the password was changed"), StoreError("disk full")]
+)
 async def test_outcomes_wait_while_the_store_is_away(
     pond: Millpond, faulty: Faulty, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -95,7 +97,7 @@ async def test_outcomes_wait_while_the_store_is_away(
 async def test_a_bad_outcome_does_not_block_its_neighbours(
     pond: Millpond, faulty: Faulty, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """FS-D4: one bad row must not block all, for ever."""
+    """One bad outcome must not block the others."""
     ids = await pond.publish_many("q", range(64))
     faulty.bad = {ids[20], ids[41]}
     worker = Worker(pond.subscriptions)
@@ -113,6 +115,29 @@ async def _completed(pond: Millpond, number: int) -> bool:
 
 
 @on("memory")
+@pytest.mark.parametrize("again", [True, False])
+async def test_a_locked_outcome_is_a_repeat_if_it_may_have_been_written(
+    pond: Millpond, faulty: Faulty, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """A message of which no row is left then counts as settled, not as lost."""
+    tries: list[bool] = []
+    settle = faulty.settle
+
+    async def locked_at_first(outcomes: Any, **options: Any) -> Any:
+        tries.append(options["again"])
+        if len(tries) == 1:
+            busy = StoreBusy("the rows are locked", [outcome.receipt for outcome in outcomes])
+            busy.again = again
+            raise busy
+        return await settle(outcomes, **options)
+
+    monkeypatch.setattr(faulty, "settle", locked_at_first)
+    await pond.publish("q", 1)
+    await work(pond, faulty)
+    assert tries == [False, again]
+
+
+@on("memory")
 async def test_an_unexpected_error_is_no_reason_to_forget_the_others(pond: Millpond, faulty: Faulty) -> None:
     faulty.errors = [RuntimeError("a bug in a driver")]
     await pond.publish_many("q", range(50))
@@ -122,7 +147,7 @@ async def test_an_unexpected_error_is_no_reason_to_forget_the_others(pond: Millp
 
 @on("memory")
 async def test_settling_twice_is_one_settlement(pond: Millpond) -> None:
-    """FS-C19: archiving twice gives one row and no error."""
+    """Archiving twice gives one row and no error."""
     transport = await pond.transport
     await pond.publish("q", 1)
     (claim,) = await transport.claim(["q"])

@@ -1,25 +1,26 @@
-"""What happens is announced once, at the seam; who does not listen does not pay."""
+"""Every event is announced once, by the transport; without subscribers nothing is gathered."""
 
 import asyncio
+import copy
 import logging
 from typing import Any
 
 import pytest
 
-from millpond import Delivery, Millpond, NackMessage, RejectMessage, State, Store
+from millpond import Delivery, Millpond, NackMessage, RejectMessage, State
 from millpond.telemetry import (
-    Claimed,
     Counters,
     Event,
     LeasesLost,
-    Published,
+    MessagesClaimed,
+    MessagesPublished,
+    MessagesSettled,
     Reaped,
     Reconnected,
-    Settled,
     Telemetry,
     log_event,
 )
-from millpond.transports.observed import Observed
+from millpond.transports.instrumented import Instrumented
 from tests.waiting import until
 from tests.worker.conftest import became, on, working
 
@@ -40,19 +41,19 @@ async def test_every_event_is_announced_once(pond: Millpond) -> None:
     await pond.publish_many("q", ["ack", "nack", "reject", "by hand"])
     await pond.publish("other", 1)
     async with working(pond):
-        await until(lambda: sum(e.count for e in events if isinstance(e, Settled)) == 5)
+        await until(lambda: sum(e.count for e in events if isinstance(e, MessagesSettled)) == 5)
     totals: dict[Any, int] = {}
     for event in events:
         match event:
-            case Published(queue, count):
+            case MessagesPublished(queue, count):
                 totals["published", queue] = totals.get(("published", queue), 0) + count
-            case Claimed(queue, count, again):
+            case MessagesClaimed(queue, count, again):
                 totals["claimed", queue] = totals.get(("claimed", queue), 0) + count
                 totals["again", queue] = totals.get(("again", queue), 0) + again
-            case Settled(queue, outcome, count):
+            case MessagesSettled(queue, outcome, count):
                 totals[outcome, queue] = totals.get((outcome, queue), 0) + count
             case _:
-                pytest.fail(f"nothing of the kind happened: {event}")
+                pytest.fail(f"unexpected event: {event}")
     assert totals == {
         ("published", "q"): 4,
         ("published", "other"): 1,
@@ -86,33 +87,35 @@ async def test_published_within_a_transaction_is_announced(pond: Millpond, url: 
     from sqlalchemy.orm import Session
 
     events: list[Event] = []
-    pond.telemetry.subscribe(events.append, Published)
+    pond.telemetry.subscribe(events.append, MessagesPublished)
     await pond.transport
     scheme, _, rest = url.partition("://")
     engine = sqlalchemy.create_engine(f"{scheme}+{'pysqlite' if scheme == 'sqlite' else 'psycopg'}://{rest}")
     with Session(engine) as session:
-        pond.publish_sync("q", 1, within=session)
+        id_ = pond.publish_sync("q", 1, within=session)
         session.commit()
     engine.dispose()
-    assert events == [Published("q", 1)]
+    (event,) = events
+    assert isinstance(event, MessagesPublished) and (event.queue, event.count, event.ids) == ("q", 1, (id_,))
+    assert event.seconds > 0
 
 
-def test_subscribers_hear_what_they_asked_for() -> None:
+def test_subscribers_receive_the_events_they_asked_for() -> None:
     telemetry = Telemetry()
     everything: list[Event] = []
     lost: list[Event] = []
-    assert not telemetry.wants(Published, Settled)
+    assert not telemetry.wants(MessagesPublished, MessagesSettled)
     forget = telemetry.subscribe(everything.append)
     telemetry.subscribe(lost.append, LeasesLost)
-    telemetry.announce(Published("q", 1))
+    telemetry.announce(MessagesPublished("q", 1))
     telemetry.announce(LeasesLost("q", 2))
     forget()
     forget()
     telemetry.announce(LeasesLost("q", 3))
-    telemetry.announce(Published("q", 4))
-    assert everything == [Published("q", 1), LeasesLost("q", 2)]
+    telemetry.announce(MessagesPublished("q", 4))
+    assert everything == [MessagesPublished("q", 1), LeasesLost("q", 2)]
     assert lost == [LeasesLost("q", 2), LeasesLost("q", 3)]
-    assert telemetry.wants(LeasesLost) and not telemetry.wants(Published)
+    assert telemetry.wants(LeasesLost) and not telemetry.wants(MessagesPublished)
 
 
 async def test_a_subscriber_that_raises_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -121,44 +124,52 @@ async def test_a_subscriber_that_raises_breaks_nothing(caplog: pytest.LogCapture
     @pond.subscriber("q")
     async def handle(body: int) -> None: ...
 
+    class Panic(BaseException):
+        """As of a library in Rust."""
+
+    def panic(event: Event) -> None:
+        raise Panic
+
     pond.telemetry.subscribe(lambda event: 1 / 0)  # type: ignore[arg-type, return-value]
+    pond.telemetry.subscribe(panic)
     async with pond.testing() as test:
         await pond.publish("q", 1)
         assert await test.run() == 1
         assert len(await test.messages("q", State.COMPLETED)) == 1
-    assert "ZeroDivisionError" in caplog.text
+    assert "ZeroDivisionError" in caplog.text and "Panic" in caplog.text
 
 
-async def test_nobody_listens_nothing_is_gathered() -> None:
+async def test_without_subscribers_nothing_is_gathered() -> None:
     pond = Millpond("memory://")
     transport = await pond.transport
-    assert isinstance(transport, Observed) and isinstance(transport, Store)
+    assert isinstance(transport, Instrumented)
     await pond.publish("q", 1)
     await transport.claim(["q"])
-    assert transport._queues == {}
+    assert transport._events._queues == {}
     await pond.close()
 
 
-async def test_what_is_never_settled_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millpond.transports.observed._MOST", 10)
+async def test_claims_that_are_never_settled_are_forgotten() -> None:
     pond = Millpond("memory://")
     pond.telemetry.subscribe(Counters())
     transport = await pond.transport
+    assert isinstance(transport, Instrumented)
+    transport._events.most_remembered = 10
     for _ in range(5):
         await pond.publish_many("q", range(10))
         await transport.claim(["q"], 10)
-    assert len(transport._queues) <= 10  # type: ignore[attr-defined]
+    assert len(transport._events._queues) <= 10
     await pond.close()
 
 
 @pytest.mark.parametrize(
     ("event", "level", "words"),
     [
-        (LeasesLost("orders", 3), logging.WARNING, "3 leases of 'orders' were lost"),
-        (LeasesLost("", 3), logging.WARNING, "3 leases were lost"),
-        (Reaped(7), logging.WARNING, "7 messages of dead or hung workers were given back"),
-        (Reconnected(2.34), logging.WARNING, "back after 2.3 s"),
-        (Published("orders", 2), logging.DEBUG, "orders"),
+        (LeasesLost("orders", 3), logging.WARNING, "leases lost: 3 of 'orders'"),
+        (LeasesLost("", 3), logging.WARNING, "leases lost: 3;"),
+        (Reaped(7), logging.WARNING, "reaped: 7 messages of dead or hung workers"),
+        (Reconnected(2.34), logging.WARNING, "reconnected after 2.3 s"),
+        (MessagesPublished("orders", 2), logging.DEBUG, "orders"),
     ],
 )
 def test_events_as_log_lines(event: Event, level: int, words: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -171,19 +182,36 @@ def test_events_as_log_lines(event: Event, level: int, words: str, caplog: pytes
 
 
 async def test_reaped_and_reconnected_pass_the_seam() -> None:
-    class Transport:
-        on_reconnect: Any = None
-
+    class Workers:
         async def reap(self) -> int:
             return 3
 
+    class Inner:
+        on_event: Any = None
+        workers = Workers()
+
     events: list[Event] = []
-    telemetry, inner = Telemetry(), Transport()
+    telemetry, inner = Telemetry(), Inner()
     telemetry.subscribe(events.append)
-    observed = Observed(inner, telemetry)  # type: ignore[arg-type]
-    await observed.reap()
-    inner.on_reconnect(1.5)
+    instrumented = Instrumented(inner, telemetry)  # type: ignore[arg-type]
+    await instrumented.workers.reap()
+    inner.on_event(Reconnected(1.5))
     assert events == [Reaped(3), Reconnected(1.5)]
+
+
+async def test_missing_shards_pass_the_seam() -> None:
+    class Inner:
+        on_event: Any = None
+        missing_shards = ("b",)
+
+    assert Instrumented(Inner(), Telemetry()).missing_shards == ("b",)  # type: ignore[arg-type]
+
+
+@on("memory")
+async def test_an_instrumented_transport_can_be_copied(pond: Millpond) -> None:
+    transport = await pond.transport
+    assert copy.copy(transport).capabilities == transport.capabilities
+    assert not hasattr(transport, "no_such_verb")
 
 
 @on("memory")

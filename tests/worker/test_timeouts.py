@@ -1,4 +1,4 @@
-"""A handler that runs too long has failed: an async one is cancelled, a thread is told."""
+"""A handler that exceeds its timeout has failed: an async one is cancelled, one in a thread is flagged."""
 
 import asyncio
 import logging
@@ -51,15 +51,15 @@ async def test_a_handler_that_swallows_its_cancellation_has_failed_all_the_same(
     await pond.run(until_idle=True, signals=False)
     for id_ in (swallowed, raised):
         assert "ran longer" in ((await row(pond, id_)).error or "")
-    assert (await row(pond, healthy)).state is State.COMPLETED, "the runner goes on"
+    assert (await row(pond, healthy)).state is State.COMPLETED, "the slot runs the next message"
 
 
 @on("memory", "postgresql")
-async def test_a_thread_is_told_and_its_place_is_taken_until_it_ends(
+async def test_a_thread_is_flagged_and_occupies_its_slot_until_it_ends(
     pond: Millpond, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """FS-D18: it runs on, but what it says is no longer heard, and no more than max_workers ever run."""
-    told, late, release = threading.Event(), [], threading.Event()
+    """The thread runs on, but its decision is refused, and at most max_workers run."""
+    flagged, late, release = threading.Event(), [], threading.Event()
     started = []
 
     @pond.subscriber("q", max_workers=1, timeout=1, retry=AGAIN)
@@ -69,7 +69,7 @@ async def test_a_thread_is_told_and_its_place_is_taken_until_it_ends(
             return
         while not delivery.interrupted:
             time.sleep(0.005)
-        told.set()
+        flagged.set()
         release.wait(SOON)
         try:
             delivery.ack_sync()
@@ -80,10 +80,10 @@ async def test_a_thread_is_told_and_its_place_is_taken_until_it_ends(
         hung = await pond.publish("q", 1)
         found = await became(pond, hung, State.RETRYABLE)
         assert found.error == "TimeoutError: the handler ran longer than 1 s"
-        assert told.wait(SOON)
+        assert flagged.wait(SOON)
         second = await pond.publish("q", 2)
         assert pond.worker is not None
-        assert pond.worker._attempts[0].stuck == 1
+        assert pond.worker._pools[0].stuck == 1
         assert started == [1]
         assert (await row(pond, second)).state is State.PENDING, "left for others"
         release.set()
@@ -91,6 +91,27 @@ async def test_a_thread_is_told_and_its_place_is_taken_until_it_ends(
         await until(lambda: late)
     assert (await row(pond, hung)).state is State.RETRYABLE
     assert "runs on" in caplog.text
+
+
+@on("memory", "sqlite", "postgresql", "mariadb")
+async def test_the_next_attempt_of_a_hung_thread_waits_for_a_lease(pond: Millpond) -> None:
+    """Two threads must not run one message at once; the retry policy alone would start the second at once."""
+    began: list[float] = []
+    release = threading.Event()
+
+    @pond.subscriber("q", max_workers=2, lease=4, timeout=0.5, retry=Retry.constant(0))
+    def handle(body: int, delivery: Delivery) -> None:
+        began.append(time.monotonic())
+        if len(began) == 1:
+            release.wait(SOON)
+
+    async with working(pond):
+        id_ = await pond.publish("q", 1)
+        found = await became(pond, id_, State.RETRYABLE)
+        assert (found.attempts, found.error) == (1, "TimeoutError: the handler ran longer than 0.5 s")
+        await became(pond, id_, State.COMPLETED)
+        release.set()
+    assert began[1] - began[0] > 4
 
 
 @on("memory")
@@ -118,7 +139,7 @@ async def test_a_batch_that_runs_too_long_fails_as_far_as_it_is_undecided(
     with caplog.at_level(logging.ERROR):
         await pond.run(until_idle=True, signals=False)
     assert await counts(pond) == {State.COMPLETED: 1, State.RETRYABLE: 3}
-    assert sum(record.exc_info is not None for record in caplog.records) == 1, "one traceback for the whole batch"
+    assert sum(record.exc_info is not None for record in caplog.records) == 1, "one traceback per batch"
 
 
 @on("memory")

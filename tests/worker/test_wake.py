@@ -1,24 +1,29 @@
-"""Wake-ups: what is published, falls due or is given back is handled at once, not at the next poll."""
+"""Wake-ups: messages that are published, become due or are given back run at once, not at the next poll."""
 
 import asyncio
+import statistics
+import sys
 import time
 from collections.abc import Callable
+from uuid import uuid4
 
 import pytest
 
-from millpond import Millpond, NackMessage, State
-from tests.waiting import until
+from millpond import Delivery, GiveBack, Message, Millpond, Nack, NackMessage, State
+from millpond.transports.database import store as store_module
+from tests.triggers import execute
+from tests.waiting import SOON, until
 from tests.worker.conftest import became, drained, on, working
 
 NEVER = 3600.0
-"""A poll interval that no test waits for."""
+"""A poll interval longer than any test."""
 
 
 async def waits(pond: Millpond) -> None:
-    """Until the worker has found nothing and waits."""
+    """Wait until the worker has found no message and waits."""
     assert pond.worker is not None
     await until(lambda: pond.worker.ready and pond.worker.in_flight == 0)
-    await asyncio.sleep(0.1)  # it may be on its way to wait; too early it would be a weaker test, not a failure
+    await asyncio.sleep(0.1)  # it may not wait yet; too early makes the test weaker, not wrong
 
 
 async def test_a_publish_in_this_process_wakes_its_worker(pond: Millpond) -> None:
@@ -34,7 +39,7 @@ async def test_a_publish_in_this_process_wakes_its_worker(pond: Millpond) -> Non
 
 
 async def test_a_scheduled_message_is_handled_when_due(pond: Millpond) -> None:
-    """VT-D7: not at the next poll."""
+    """The message runs before the next poll."""
     at = []
 
     @pond.subscriber("q", max_poll=NEVER)
@@ -70,42 +75,142 @@ async def test_a_resumed_queue_is_handled_at_once(pond: Millpond) -> None:
     async def handle(body: int) -> None: ...
 
     store = await pond.transport
-    await store.pause("q")  # type: ignore[attr-defined]
+    await store.operations.pause("q")
     async with working(pond):
         id_ = await pond.publish("q", 1)
         await waits(pond)
         await became(pond, id_, State.PENDING)
-        await store.resume("q")  # type: ignore[attr-defined]
+        await store.operations.resume("q")
         await became(pond, id_, State.COMPLETED)
 
 
-@on("sqlite", "mariadb")
-async def test_what_no_wake_up_told_is_found_by_polling(make_pond: Callable[..., Millpond]) -> None:
+@on("sqlite", "mariadb", "postgresql")
+@pytest.mark.parametrize("delay", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_message_of_another_process_needs_no_poll(
+    make_pond: Callable[..., Millpond], delay: float, known: bool
+) -> None:
+    """Due now or later, in a priority that the worker has seen or not. Without a poll it would wait for an hour."""
     worker, publisher = make_pond(), make_pond()
 
-    @worker.subscriber("q", max_poll=0.2)
+    @worker.subscriber("q", max_poll=NEVER)
     async def handle(body: int) -> None: ...
 
     async with working(worker):
+        if known:
+            await became(publisher, await publisher.publish("q", 0, priority=7), State.COMPLETED)
         await waits(worker)
-        id_ = await publisher.publish("q", 1)
+        id_ = await publisher.publish("q", 1, priority=7, delay=delay)
         await became(publisher, id_, State.COMPLETED)
+
+
+@on("sqlite", "mariadb", "postgresql")
+async def test_a_message_that_falls_due_between_a_claim_and_a_wait_is_due_now(
+    make_pond: Callable[..., Millpond], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No notice comes at that time, and the next check would be far away."""
+    monkeypatch.setattr(store_module, "CHECK_EVERY", NEVER)
+    store, other = [await make_pond(notify=False).transport for _ in range(2)]
+    await store.publish([Message(queue="q", payload=b"0")])
+    assert len(await store.claim(["q"])) == 1
+    began = time.monotonic()
+    await other.publish([Message(queue="q", payload=b"1", delay=2)])
+    assert await store.claim(["q"]) == []
+    await asyncio.sleep(began + 2.2 - time.monotonic())
+    async with asyncio.timeout(SOON):
+        await store.wait(["q"], NEVER)
+    assert len(await store.claim(["q"])) == 1
+
+
+_SCHEDULING = """
+import asyncio, sys
+from millpond import Millpond
+
+async def main() -> None:
+    async with Millpond(sys.argv[1]) as pond:
+        for n in range(9):
+            await pond.publish("q", n, delay=n / 4)
+
+asyncio.run(main())
+"""
+
+
+@on("sqlite", "mariadb", "postgresql")
+async def test_messages_that_another_process_schedules_are_on_time(pond: Millpond, url: str) -> None:
+    """With max_poll=60. By polling alone, half of them would be later than the bound."""
+    late: list[float] = []
+
+    @pond.subscriber("q", max_poll=60)
+    async def handle(body: int, delivery: Delivery) -> None:
+        late.append(time.time() - delivery.claim.due_us / 1_000_000)
+
+    async with working(pond):
+        await waits(pond)
+        command = (sys.executable, "-c", _SCHEDULING, url)
+        process = await asyncio.create_subprocess_exec(*command)
+        assert await process.wait() == 0
+        assert await drained(pond) == {State.COMPLETED: 9}
+    assert statistics.median(late) < 10
+
+
+@on("sqlite", "mariadb", "postgresql")
+@pytest.mark.parametrize("delay", [None, 0.0, 0.3, 2.0])
+async def test_a_retry_of_another_process_needs_no_poll(
+    make_pond: Callable[..., Millpond], delay: float | None
+) -> None:
+    """The process that nacked it, or gave it back (None), has ended when the message falls due."""
+    worker, other = make_pond(), make_pond()
+
+    @worker.subscriber("q", max_poll=NEVER)
+    async def handle(body: int) -> None: ...
+
+    transport = await other.transport
+    id_ = await other.publish("q", 1)
+    (claim,) = await transport.claim(["q"])
+    async with working(worker):
+        await became(worker, await worker.publish("q", 0), State.COMPLETED)
+        await waits(worker)
+        again = GiveBack(claim.receipt) if delay is None else Nack(claim.receipt, delay=delay)
+        assert await transport.settle([again]) == []
+        await other.close()
+        await became(worker, id_, State.COMPLETED)
+
+
+@on("postgresql")
+async def test_a_message_without_a_notice_is_found_by_the_next_look(pond: Millpond, url: str) -> None:
+    """A plain INSERT into the table sends no notice, and its message may fall due between two reads."""
+
+    @pond.subscriber("q", max_poll=NEVER)
+    async def handle(body: int) -> None: ...
+
+    async with working(pond):
+        await became(pond, await pond.publish("q", 0), State.COMPLETED)
+        await waits(pond)
+        for wait in (0, 300_000):
+            id_ = uuid4()
+            at = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+            insert = (
+                "INSERT INTO millpond_message (id, queue, priority, payload, due_at, state, created_at) "
+                f"VALUES ('{id_}', 'q', 50, '1', {at} + {wait}, 'PENDING', {at})"
+            )
+            await asyncio.to_thread(execute, url, insert)
+            await became(pond, id_, State.COMPLETED)
 
 
 @on("memory", "postgresql")
 @pytest.mark.parametrize("paused", [False, True])
 async def test_an_idle_worker_does_not_spin(pond: Millpond, paused: bool) -> None:
-    """Wake-ups that lead to nothing are followed up at most every min_poll."""
+    """Wake-ups without a message lead to at most one claim per min_poll."""
 
     @pond.subscriber("q", min_poll=0.1)
     async def handle(body: int) -> None: ...
 
     store = await pond.transport
     if paused:
-        await store.pause("q")  # type: ignore[attr-defined]
+        await store.operations.pause("q")
     claims = 0
     async with working(pond):
-        transport = pond.worker._attempts[0].transport  # type: ignore[union-attr]
+        transport = pond.worker._pools[0].transport  # type: ignore[union-attr]
         claim = transport.claim
 
         async def counted(*args: object, **options: object) -> object:

@@ -1,21 +1,25 @@
-"""Decisions within the handler's own transaction, and `once`: an effect that happens once (FS-D16).
+"""Decisions within the handler's own transaction, and `once`: an effect that happens once.
 
-Committed, the message is done; rolled back, the retry policy decides.
+After a commit the message is settled; after a rollback the retry policy decides.
 """
 
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
 import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from millpond import Delivery, LeaseLost, Millpond, Retry, State
+from millpond import Delivery, LeaseLost, Millpond, Nack, Receipt, Retry, State
+from millpond.clock import Seconds
+from millpond.seam.transport import DEFAULT_LEASE
 from millpond.telemetry import Counters
+from millpond.worker.worker import Worker
 from tests.waiting import until
 from tests.worker.conftest import became, counts, on, row, working
 
@@ -58,6 +62,13 @@ async def database(url: str, pond: Millpond) -> AsyncIterator[Database]:
 
 async def idle(pond: Millpond) -> None:
     await pond.run(until_idle=True, signals=False)
+
+
+async def handled(pond: Millpond, bodies: list[Any]) -> list[UUID]:
+    """Ids of these bodies, after their handlers ran."""
+    ids = await pond.publish_many("q", bodies)
+    await idle(pond)
+    return ids
 
 
 databases = on("sqlite", "postgresql", "mariadb")
@@ -108,9 +119,43 @@ async def test_a_rolled_back_ack_is_retried(pond: Millpond, database: Database) 
 
 
 @databases
+async def test_a_rolled_back_ack_keeps_the_lease(pond: Millpond, database: Database) -> None:
+    """The worker finds out about the rollback without a write."""
+
+    @pond.subscriber("q", retry=AGAIN, lease=600)
+    async def handle(body: int, delivery: Delivery) -> None:
+        async with database.session() as session:
+            await delivery.ack(within=session)
+            await session.rollback()
+
+    id_ = await pond.publish("q", 1)
+    transport = Extended(await pond.transport)
+    worker = Worker(pond.subscriptions, until_idle=True)
+    await worker.run(transport)  # type: ignore[arg-type]
+    assert (await row(pond, id_)).state is State.RETRYABLE
+    assert transport.leases == []
+
+
+class Extended:
+    """A transport that records the leases of extensions."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self.leases: list[Seconds] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    async def extend(self, receipts: Sequence[Receipt], lease: Seconds = DEFAULT_LEASE) -> list[Receipt]:
+        self.leases.append(lease)
+        refused: list[Receipt] = await self._transport.extend(receipts, lease)
+        return refused
+
+
+@databases
 @pytest.mark.parametrize(("verb", "state"), [("nack", State.RETRYABLE), ("reject", State.FAILED)])
 async def test_nack_and_reject_within(pond: Millpond, database: Database, verb: str, state: State) -> None:
-    @pond.subscriber("q", retry=Retry.none())
+    @pond.subscriber("q", retry=Retry(attempts=2))
     async def handle(body: int, delivery: Delivery) -> None:
         arguments: dict[str, Any] = {"delay": 60} if verb == "nack" else {"reason": "why"}
         async with database.session() as session:
@@ -127,7 +172,7 @@ async def test_nack_and_reject_within(pond: Millpond, database: Database, verb: 
 
 @databases
 async def test_a_decision_may_be_made_again_after_a_rollback(pond: Millpond, database: Database) -> None:
-    """As handlers do that repeat a transaction which lost against another one."""
+    """Handlers do this after a transaction failed because of a conflict."""
 
     @pond.subscriber("q", retry=AGAIN)
     async def handle(body: str, delivery: Delivery) -> None:
@@ -176,7 +221,7 @@ async def test_a_handler_that_runs_on_after_its_commit_is_not_taken_for_lost(
             await delivery.ack(within=session)
             await session.commit()
         assert pond.worker is not None
-        await until(lambda: pond.worker.in_flight == 0)  # the heartbeat saw that the message is gone
+        await until(lambda: pond.worker.in_flight == 0)  # the heartbeat found the message settled
         extended.set()
 
     async with working(pond):
@@ -189,7 +234,7 @@ async def test_a_handler_that_runs_on_after_its_commit_is_not_taken_for_lost(
 
 @databases
 async def test_a_stale_ack_within_raises_and_takes_the_effect_with_it(pond: Millpond, database: Database) -> None:
-    from tests.worker.test_policies import settled_by_another
+    from tests.worker.test_policies import settle_by_another
 
     stolen, raised = asyncio.Event(), asyncio.Event()
 
@@ -208,7 +253,7 @@ async def test_a_stale_ack_within_raises_and_takes_the_effect_with_it(pond: Mill
     async with working(pond):
         id_ = await pond.publish("q", 1)
         await became(pond, id_, State.PROCESSING)
-        await settled_by_another(pond)
+        await settle_by_another(pond)
         stolen.set()
         async with asyncio.timeout(60):
             await raised.wait()
@@ -216,6 +261,48 @@ async def test_a_stale_ack_within_raises_and_takes_the_effect_with_it(pond: Mill
         await until(lambda: pond.worker.lost == 1 and pond.worker.in_flight == 0)
     assert await database.effects() == 0
     assert (await row(pond, id_)).reason == "by another"
+
+
+@databases
+async def test_a_refusal_that_was_rolled_back_does_not_keep_the_message(pond: Millpond, database: Database) -> None:
+    """What the handler's transaction saw is no proof that another worker has the message."""
+    redelivered = []
+
+    @pond.subscriber("q", lease=1)
+    async def handle(body: str, delivery: Delivery) -> None:
+        redelivered.append(delivery.redelivered)
+        if delivery.redelivered:
+            return
+        async with database.session() as session:
+            await (await pond.transport).settle([Nack(delivery.claim.receipt)], within=session)
+            with pytest.raises(LeaseLost):
+                await delivery.ack(within=session)
+            await session.rollback()
+
+    id_ = await pond.publish("q", "x")
+    async with working(pond):
+        await became(pond, id_, State.COMPLETED)
+    assert redelivered == [False, True]
+
+
+@on("postgresql")
+async def test_a_snapshot_older_than_the_claim_does_not_keep_the_message(pond: Millpond, url: str) -> None:
+    old = await asyncpg.connect(url)
+    transaction = old.transaction(isolation="repeatable_read")
+    await transaction.start()
+    await old.fetch("SELECT 1 FROM millpond_message")
+
+    @pond.subscriber("q", lease=1)
+    async def handle(body: str, delivery: Delivery) -> None:
+        if not delivery.redelivered:
+            await delivery.ack(within=old)
+
+    id_ = await pond.publish("q", "x")
+    async with working(pond):
+        found = await became(pond, id_, State.COMPLETED)
+    assert found.deliveries == 2
+    await transaction.rollback()
+    await old.close()
 
 
 @databases
@@ -285,14 +372,48 @@ async def test_sqlite3_in_a_sync_handler(pond: Millpond, database: Database, url
     assert await database.effects() == 1
 
 
-@databases
-async def test_the_same_by_sqlalchemy_sessions_without_an_event_loop(
-    pond: Millpond, database: Database, url: str
-) -> None:
+@pytest.fixture
+def engine(url: str) -> Iterator[sqlalchemy.Engine]:
     scheme, _, rest = url.partition("://")
     driver = {"sqlite": "pysqlite", "postgresql": "psycopg", "mysql": "pymysql"}[scheme]
     engine = sqlalchemy.create_engine(f"{scheme}+{driver}://{rest}")
+    yield engine
+    engine.dispose()
 
+
+@databases
+@pytest.mark.parametrize("commit", [True, False])
+async def test_nack_sync_and_reject_sync_within(
+    pond: Millpond, database: Database, engine: sqlalchemy.Engine, commit: bool
+) -> None:
+    """A rolled-back decision does not count; the retry policy then decides."""
+
+    @pond.subscriber("q", retry=Retry(attempts=2) if commit else Retry.none())
+    def handle(verb: str, delivery: Delivery) -> None:
+        with sqlalchemy.orm.Session(engine) as session:
+            session.execute(sqlalchemy.text("INSERT INTO effect (n) VALUES (1)"))
+            if verb == "nack":
+                delivery.nack_sync(60, error="no carrier", within=session)
+            else:
+                delivery.reject_sync("unknown sku", within=session)
+            if commit:
+                session.commit()
+
+    nacked, rejected = [await row(pond, id_) for id_ in await handled(pond, ["nack", "reject"])]
+    if commit:
+        assert (nacked.state, nacked.attempts, nacked.error) == (State.RETRYABLE, 1, "no carrier")
+        assert (rejected.state, rejected.attempts, rejected.reason) == (State.FAILED, 1, "unknown sku")
+    else:
+        for found in (nacked, rejected):
+            assert found.state is State.FAILED
+            assert found.error is not None and found.error.startswith("RolledBack: ")
+    assert await database.effects() == (2 if commit else 0)
+
+
+@databases
+async def test_the_same_by_sqlalchemy_sessions_without_an_event_loop(
+    pond: Millpond, database: Database, engine: sqlalchemy.Engine
+) -> None:
     @pond.subscriber("q", retry=AGAIN)
     def handle(commit: bool, delivery: Delivery) -> None:
         with sqlalchemy.orm.Session(engine) as session:
@@ -304,7 +425,6 @@ async def test_the_same_by_sqlalchemy_sessions_without_an_event_loop(
 
     await pond.publish_many("q", [True, False])
     await idle(pond)
-    engine.dispose()
     assert await counts(pond) == {State.COMPLETED: 1, State.RETRYABLE: 1}
     assert await counts(pond, "shipped") == {State.PENDING: 1}
     assert await database.effects() == 1

@@ -1,0 +1,101 @@
+"""`millpond top` in a real terminal, and the completion of shells."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from millpond import Millpond
+from tests.cli.conftest import Cli
+
+
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    pond = Millpond(sqlite_url, migrate=True)
+    for number in range(3):
+        pond.publish_sync("orders", number)
+    pond.publish_sync("odd\x1b[31m", 1)
+    pond.close_sync()
+    return sqlite_url
+
+
+def test_one_look_is_printed_without_a_terminal(cli: Cli, url: str) -> None:
+    out = cli.ok("top", "--url", url).out
+    assert out.startswith("2 queues   4 waiting") and "no worker runs" in out and "\x1b" not in out
+    (line,) = [line for line in out.splitlines() if line.startswith("orders")]
+    assert line.split()[1:4] == ["3", "0", "0"]
+
+
+@contextmanager
+def terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The command with a terminal; its end of the terminal is read and written."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "millpond", *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env={**os.environ, "COLUMNS": "100", "LINES": "30"},
+    )
+    os.close(theirs)
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def shown(ours: int, wanted: str, before: str = "") -> str:
+    """Read until the terminal has shown the text."""
+    text = before
+    while wanted not in text:
+        assert select.select([ours], [], [], 60)[0], text
+        text += os.read(ours, 65536).decode()
+    return text
+
+
+def test_the_view_is_live_and_q_ends_it(url: str) -> None:
+    with terminal("top", "--url", url, "--interval", "0.2") as (process, ours):
+        text = shown(ours, "4 waiting")
+        assert text.index("\x1b[?1049h") < text.index("orders") and "\\x1b[31m" in text
+        pond = Millpond(url)
+        pond.publish_sync("orders", 4)
+        pond.close_sync()
+        shown(ours, "5 waiting")
+        os.write(ours, b"q")
+        shown(ours, "\x1b[?1049l")
+        assert process.wait(60) == 0
+
+
+def test_ctrl_c_restores_the_terminal(url: str) -> None:
+    with terminal("top", "--url", url) as (process, ours):
+        text = shown(ours, "4 waiting")
+        process.send_signal(signal.SIGINT)
+        shown(ours, "\x1b[?1049l", text)
+        process.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"), [("millpond to", {"top", "tokens"}), ("millpond serve --roo", {"--root-path"})]
+)
+def test_shells_complete_commands_and_options(words: str, found: set[str]) -> None:
+    environment = {
+        **os.environ,
+        "_MILLPOND_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "millpond"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert set(done.stdout.split()) == found

@@ -1,0 +1,39 @@
+"""The documentation site builds without a warning and without network, and loads nothing from other hosts."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+NOBODY = "http://127.0.0.1:9"
+"""An address where nothing answers."""
+
+
+def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        env={**os.environ, "http_proxy": NOBODY, "https_proxy": NOBODY},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for file in (tmp_path / "site").rglob("*.html"):
+        assert not re.findall(r'(?:src|href)="?(?:https?:)?//[^" >]+\.(?:js|css|woff2?)', file.read_text()), file
+    page = (tmp_path / "site" / "index.html").read_text()
+    assert 'href="security.html"' in page
+    there = [page.index(f'href="{name}.html"') for name in ("tutorial", "how-to/transactions", "reference/api")]
+    assert there == sorted(there) and page.index('href="decisions/index.html"') > there[-1]
+    assert 'href="reference/cli.html"' in (tmp_path / "site" / "security.html").read_text()
+    interface = (tmp_path / "site" / "reference" / "api.html").read_text()
+    for name in ("publish_many", "middleware", "testing_sync", "assert_published"):
+        assert name in interface
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = set(re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert listed - {"security.md"} == {page for page in pages if not page.startswith("decisions/0")}

@@ -1,0 +1,148 @@
+"""Times of schedules: cron expressions in time zones, daylight-saving changes, intervals, missed times."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from millpond.clock import as_datetime, time_us
+from millpond.errors import InvalidOption, InvalidQueue
+from millpond.schedule import Periodic, PeriodicRow, due_times, every, times_of
+
+
+def utc(text: str) -> int:
+    return time_us(datetime.fromisoformat(text).replace(tzinfo=UTC), "t")
+
+
+def series(schedule: str, zone: str, start: str, count: int) -> list[str]:
+    """The next times after `start` (UTC), as wall times of the zone."""
+    times, at, found = times_of(schedule, zone), utc(start), []
+    for _ in range(count):
+        at = times.after(at)
+        found.append(as_datetime(at).astimezone(ZoneInfo(zone)).strftime("%d %H:%M %z"))
+    return found
+
+
+def test_a_cron_expression_follows_the_wall_clock() -> None:
+    assert series("0 9 * * 1-5", "Europe/Berlin", "2026-01-02T12:00", 2) == ["05 09:00 +0100", "06 09:00 +0100"]
+    assert series("*/5 * * * *", "UTC", "2026-01-01T00:03", 2) == ["01 00:05 +0000", "01 00:10 +0000"]
+
+
+def test_a_skipped_time_runs_once_after_the_change() -> None:
+    """On 29 March 2026 there is no 02:30 in Berlin."""
+    found = series("30 2 * * *", "Europe/Berlin", "2026-03-28T00:00", 3)
+    assert found == ["28 02:30 +0100", "29 03:00 +0200", "30 02:30 +0200"]
+
+
+def test_a_time_that_occurs_twice_runs_once() -> None:
+    """On 25 October 2026 there are two 02:30 in Berlin."""
+    found = series("30 2 * * *", "Europe/Berlin", "2026-10-24T12:00", 2)
+    assert found == ["25 02:30 +0200", "26 02:30 +0100"]
+
+
+@pytest.mark.parametrize(("start", "end"), [("2026-03-29T00:00", 4), ("2026-10-25T00:00", 4)])
+def test_an_hourly_schedule_runs_every_real_hour_over_a_change(start: str, end: int) -> None:
+    times, at = times_of("0 * * * *", "Europe/Berlin"), utc(start)
+    for hour in range(1, end):
+        at = times.after(at)
+        assert at == utc(start) + hour * 3_600_000_000
+
+
+@pytest.mark.parametrize("minutes", [10, 20, 29])
+def test_the_next_time_is_later_in_the_hour_that_occurs_twice(minutes: int) -> None:
+    """From 02:10 winter time on the last 02:30 was that of summer time."""
+    start = utc(f"2026-10-25T01:{minutes}")
+    times = times_of("30 2 * * *", "Europe/Berlin")
+    assert times.after(start) == utc("2026-10-26T01:30")
+    assert times.until(start) == utc("2026-10-25T00:30")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "spring", "autumn"),
+    [
+        ("30 2 * * *", ["03:00 +0200"], ["02:30 +0200"]),
+        ("0,30 2 * * *", ["03:00 +0200"], ["02:00 +0200", "02:30 +0200"]),
+        ("*/30 2 * * *", [], ["02:00 +0200", "02:30 +0200", "02:00 +0100", "02:30 +0100"]),
+        ("30 */2 * * *", ["00:30 +0100"], ["00:30 +0200", "02:30 +0200", "02:30 +0100"]),
+    ],
+)
+def test_a_star_in_minute_or_hour_means_real_minutes(schedule: str, spring: list[str], autumn: list[str]) -> None:
+    """The hours up to 03:59 of the days of both changes in Berlin."""
+    for day, begin, expected in (("29", "2026-03-28T23:00", spring), ("25", "2026-10-24T22:00", autumn)):
+        found = [text[3:] for text in series(schedule, "Europe/Berlin", begin, 8) if text.startswith(day)]
+        assert [time for time in found if time < "04"] == expected
+
+
+def test_an_interval_counts_from_1970_and_knows_no_time_zone() -> None:
+    times = times_of(every(timedelta(minutes=5)), "Europe/Berlin")
+    assert times.after(utc("2026-03-29T00:58")) == utc("2026-03-29T01:00")
+    assert times.after(utc("2026-03-29T01:00")) == utc("2026-03-29T01:05")
+    assert times.until(utc("2026-03-29T01:04")) == times.until(utc("2026-03-29T01:00")) == utc("2026-03-29T01:00")
+
+
+@pytest.mark.parametrize("seconds", [1, 1.5, 12345.25, 1234567.5, 1.000001, 100 * 86400 + 0.125])
+def test_the_text_of_an_interval_is_exact(seconds: float) -> None:
+    assert times_of(every(seconds), "UTC").after(0) == round(seconds * 1_000_000)
+
+
+def test_the_last_time_includes_now() -> None:
+    times = times_of("*/5 * * * *", "UTC")
+    assert times.until(utc("2026-01-01T00:05")) == utc("2026-01-01T00:05")
+    assert times.until(utc("2026-01-01T00:04")) == utc("2026-01-01T00:00")
+
+
+def row(missed: Any, schedule: str = "0 * * * *", begin: str = "2026-01-01T01:00") -> PeriodicRow:
+    periodic = Periodic(name="p", queue="q", schedule=schedule, missed=missed)
+    return PeriodicRow(periodic=periodic, paused=False, next_us=utc(begin), last_us=None)
+
+
+@pytest.mark.parametrize(("missed", "hours"), [("skip", []), ("once", [4]), ("all", [1, 2, 3, 4])])
+def test_times_that_passed_while_no_worker_ran(missed: str, hours: list[int]) -> None:
+    due, following = due_times(row(missed), utc("2026-01-01T04:30"))
+    assert due == [utc(f"2026-01-01T0{hour}:00") for hour in hours]
+    assert following == utc("2026-01-01T05:00")
+
+
+@pytest.mark.parametrize("missed", ["skip", "once", "all"])
+def test_a_time_is_published_however_late_the_worker_is_by_seconds(missed: str) -> None:
+    due, following = due_times(row(missed), utc("2026-01-01T01:00:59"))
+    assert (due, following) == ([utc("2026-01-01T01:00")], utc("2026-01-01T02:00"))
+    assert due_times(row(missed), utc("2026-01-01T00:59")) == ([], utc("2026-01-01T01:00"))
+
+
+def test_a_time_now_covers_the_missed_ones() -> None:
+    due, _ = due_times(row("once"), utc("2026-01-01T04:00"))
+    assert due == [utc("2026-01-01T04:00")]
+
+
+def test_catching_up_is_bounded_and_continues() -> None:
+    first, following = due_times(row("all", "every 1"), utc("2026-01-01T02:00"))
+    assert len(first) == 1000 and following == first[-1] + 1_000_000
+    once, after = due_times(row("once", "every 1", "2025-01-01T00:00"), utc("2026-01-01T02:00"))
+    assert len(once) == 61 and after == utc("2026-01-01T02:00:01")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"schedule": "* * *"},
+        {"schedule": "61 * * * *"},
+        {"schedule": "every day"},
+        {"schedule": "every 0.5"},
+        {"schedule": 5},
+        {"timezone": "Mars/Olympus"},
+        {"timezone": "../../etc/passwd"},
+        {"missed": "maybe"},
+        {"name": ""},
+        {"queue": "x" * 256},
+    ],
+)
+def test_wrong_schedules_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises((InvalidOption, InvalidQueue)):
+        Periodic(**{"name": "p", "queue": "q", "schedule": "* * * * *", **wrong})
+
+
+def test_a_day_that_never_comes_is_refused_when_it_is_asked_for() -> None:
+    with pytest.raises(InvalidOption):
+        times_of("0 0 30 2 *", "UTC").after(0)
