@@ -1,5 +1,5 @@
-"""Measurements of the store, each as a ratio to something measured in the same run: `python -m bench --help`.
+"""Measurements of the store, each as a ratio to another measurement of the same run: `python -m bench --help`.
 
-Speeds differ from machine to machine and from minute to minute; ratios of things that take turns differ less.
-Nothing here asserts a speed; the bars of `bench.scenarios` are for people who change the hot path.
+Speeds differ between machines and between minutes; ratios of alternating measurements differ less. No test asserts a
+speed; the bars of `bench.scenarios` are for people who change the hot path.
 """

@@ -1,4 +1,4 @@
-"""Whole programs that are measured from outside: Millpond's worker and its peers, each in a process of its own."""
+"""Whole programs that are measured from outside: Millpond's worker and its peers, each in a separate process."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ MILLPOND = "millpond"
 
 
 def peers_python() -> Path:
-    """The Python of the peers' virtual environment, which is made when it is missing or its pins have changed."""
+    """The Python of the peers' virtual environment; create it if it is missing or its pins have changed."""
     python, installed = PEERS_VENV / "bin" / "python", PEERS_VENV / "installed"
     pins = PEERS / "requirements.txt"
     if not installed.exists() or installed.read_text() != pins.read_text():
@@ -37,7 +37,7 @@ async def contest(name: str, mode: str, count: int, url: str) -> dict[str, Any]:
 
 
 async def work(kind: str, count: int, batch: int, url: str, processes: int = 1) -> list[dict[str, Any]]:
-    """Let processes of `bench.work` handle the `count` messages that are in a database, all from the same moment on."""
+    """Let processes of `bench.work` handle the `count` messages of a database; all start at the same time."""
     command = (sys.executable, "-m", "bench.work", kind, count // processes, batch)
     started = [await _start(*command) for _ in range(processes)]
     for process in started:
@@ -57,8 +57,8 @@ async def _start(*command: Any) -> Process:
     return await asyncio.create_subprocess_exec(*map(str, command), stdin=PIPE, stdout=PIPE, cwd=ROOT)
 
 
-async def _answer(process: Process, said: str) -> dict[str, Any]:
-    output, _ = await process.communicate(said.encode())
+async def _answer(process: Process, line: str) -> dict[str, Any]:
+    output, _ = await process.communicate(line.encode())
     if process.returncode:
         raise RuntimeError(f"a contestant ended with {process.returncode}")
     answer: dict[str, Any] = json.loads(output.splitlines()[-1])

@@ -1,6 +1,6 @@
-"""The databases that are measured: private, crash-safe, with room enough that settings do not decide.
+"""The measured databases: private, crash-safe, with settings large enough not to limit the result.
 
-Each gives fresh databases, fills them inside the server, and says what it is.
+Each creates fresh databases, fills them inside the server, and returns its version and settings.
 """
 
 import shutil
@@ -22,31 +22,33 @@ from bench.side import PAYLOAD, PRIORITY, QUEUE, Side
 from servers import MariaDB, Postgres
 from servers.processes import cpu_of
 
-COLUMNS = "id, queue, priority, lane, due_at, state, payload, created_at"
+COLUMNS = "id, queue, priority, due_at, state, payload, created_at"
 BASE = 1_700_000_000_000_000
-"""A moment long ago: what is filled in is due, one microsecond after the other."""
+"""A time long ago, in microseconds: filled messages are due, one microsecond after the other."""
 
 
 class Database(Protocol):
     name: str
+    notifies: bool
+    """True if publishers notify waiting workers."""
     holds_itself_only: bool
-    """A transaction held open in one database does not bind the others of the server."""
+    """True if a transaction held open in one database does not affect the others of the server."""
 
     def create(self) -> str:
-        """A fresh, empty database; its URL."""
+        """Create an empty database; returns its URL."""
 
     def drop(self, url: str) -> None: ...
 
     async def raw(self, url: str, prefix: str) -> Side: ...
 
     async def fill(self, url: str, prefix: str, first: int, count: int) -> None:
-        """Messages number `first` and on, waiting and due."""
+        """Insert `count` waiting and due messages, numbered from `first`."""
 
     async def tidy(self, url: str) -> None:
-        """What a busy server comes to by itself sooner or later: vacuumed, and nothing waiting to be written."""
+        """Vacuum and write all pages, as a busy server eventually does by itself."""
 
     def hold(self, url: str) -> AbstractAsyncContextManager[None]:
-        """Keep a transaction open that still sees everything."""
+        """Keep a transaction open whose snapshot sees all rows."""
 
     def cpu(self) -> float:
         """Seconds of processor time that the server has used so far."""
@@ -58,6 +60,7 @@ class Database(Protocol):
 
 class PostgresDatabase:
     name = "postgres"
+    notifies = True
     holds_itself_only = True
     settings = {"max_wal_size": "4GB", "checkpoint_timeout": "30min"}
 
@@ -78,7 +81,7 @@ class PostgresDatabase:
         connection = await asyncpg.connect(url)
         await connection.execute(
             f"INSERT INTO {prefix}message ({COLUMNS}) SELECT lpad(to_hex(n), 32, '0')::uuid, $1::text, $2::smallint, "
-            "$2::smallint, $3::bigint + n, 'PENDING', $4::bytea, $3::bigint + n FROM generate_series($5::bigint, $6) n",
+            "$3::bigint + n, 'PENDING', $4::bytea, $3::bigint + n FROM generate_series($5::bigint, $6) n",
             *(QUEUE, PRIORITY, BASE, PAYLOAD, first, first + count - 1),
         )
         await connection.close()
@@ -93,7 +96,7 @@ class PostgresDatabase:
     async def hold(self, url: str) -> AsyncIterator[None]:
         connection = await asyncpg.connect(url)
         await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        await connection.fetch("SELECT 1 FROM message LIMIT 1")
+        await connection.fetch("SELECT 1 FROM millpond_message LIMIT 1")
         yield
         await connection.close()
 
@@ -113,6 +116,7 @@ class PostgresDatabase:
 
 class MariadbDatabase:
     name = "mariadb"
+    notifies = False
     holds_itself_only = False
     settings = {
         "innodb-buffer-pool-size": "1G",
@@ -137,13 +141,13 @@ class MariadbDatabase:
     async def fill(self, url: str, prefix: str, first: int, count: int) -> None:
         with self._server.connect(url.rpartition("/")[2]) as connection, connection.cursor() as cursor:
             cursor.execute(
-                f"INSERT INTO {prefix}message ({COLUMNS}) SELECT CAST(LPAD(seq, 16, '0') AS BINARY), %s, %s, %s, "
+                f"INSERT INTO {prefix}message ({COLUMNS}) SELECT CAST(LPAD(seq, 16, '0') AS BINARY), %s, %s, "
                 f"%s + seq, 'PENDING', %s, %s + seq FROM seq_{first}_to_{first + count - 1}",
-                (QUEUE, PRIORITY, PRIORITY, BASE, PAYLOAD, BASE),
+                (QUEUE, PRIORITY, BASE, PAYLOAD, BASE),
             )
 
     async def tidy(self, url: str) -> None:
-        """InnoDB purges by itself, within moments."""
+        """Nothing: InnoDB purges by itself within milliseconds."""
 
     @asynccontextmanager
     async def hold(self, url: str) -> AsyncIterator[None]:
@@ -168,6 +172,7 @@ class MariadbDatabase:
 
 class SqliteDatabase:
     name = "sqlite"
+    notifies = False
     holds_itself_only = True
 
     def __init__(self) -> None:
@@ -187,9 +192,9 @@ class SqliteDatabase:
         connection = sqlite3.connect(_path(url))
         connection.execute(
             f"INSERT INTO {prefix}message ({COLUMNS}) WITH RECURSIVE step(n) AS (SELECT ? UNION ALL "
-            "SELECT n + 1 FROM step WHERE n < ?) SELECT CAST(printf('%016d', n) AS BLOB), ?, ?, ?, ? + n, 'PENDING', "
+            "SELECT n + 1 FROM step WHERE n < ?) SELECT CAST(printf('%016d', n) AS BLOB), ?, ?, ? + n, 'PENDING', "
             "?, ? + n FROM step",
-            (first, first + count - 1, QUEUE, PRIORITY, PRIORITY, BASE, PAYLOAD, BASE),
+            (first, first + count - 1, QUEUE, PRIORITY, BASE, PAYLOAD, BASE),
         )
         connection.commit()
         connection.close()
@@ -203,7 +208,7 @@ class SqliteDatabase:
     async def hold(self, url: str) -> AsyncIterator[None]:
         connection = sqlite3.connect(_path(url), isolation_level=None)
         connection.execute("BEGIN")
-        connection.execute("SELECT 1 FROM message LIMIT 1").fetchall()
+        connection.execute("SELECT 1 FROM millpond_message LIMIT 1").fetchall()
         yield
         connection.close()
 

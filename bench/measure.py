@@ -1,4 +1,4 @@
-"""Taking turns, and what comes of it: medians of the rounds' ratios."""
+"""Run alternating measurements, and compute medians of the rounds' ratios."""
 
 import gc
 import statistics
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 Work = Callable[[], Awaitable[float]]
-"""Does something and says how many seconds the part that counts took."""
+"""Do some work; return the seconds of the part that counts."""
 
 
 async def take_turns(works: Mapping[str, Work], turns: int) -> dict[str, list[float]]:
-    """The seconds of each turn of each work; who goes first changes from turn to turn."""
+    """Run the works in alternation; returns the seconds of each turn. The first work changes from turn to turn."""
     names = list(works)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(turns):
@@ -24,7 +24,7 @@ async def take_turns(works: Mapping[str, Work], turns: int) -> dict[str, list[fl
 
 @dataclass(frozen=True)
 class Measurement:
-    """One figure, with the bar it should reach if there is one."""
+    """One figure, with its bar if there is one."""
 
     name: str
     what: str
@@ -54,7 +54,7 @@ class Measurement:
 def single(
     name: str, what: str, against: str, value: float, unit: str, *, at_most: float | None = None, **facts: Any
 ) -> Measurement:
-    """A figure that is taken once."""
+    """A figure that is measured once."""
     return Measurement(name, what, against, value, unit, low=value, high=value, at_most=at_most, facts=facts)
 
 
@@ -68,7 +68,7 @@ def ratio(
     *,
     at_least: float | None = None,
 ) -> Measurement:
-    """How fast ours was, as a part of theirs: seconds of each round, in which `count` messages passed."""
+    """Our speed divided by the other speed, from the seconds of each round of `count` messages."""
     ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
     return Measurement(
         name=name,

@@ -1,4 +1,4 @@
-"""How much the memory of a process grows while many messages pass: `python -m bench.memory COUNT BATCH < url`."""
+"""Growth of a process while it drains many messages: `python -m bench.memory COUNT BATCH < url`."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ from bench.store_side import open_store
 
 
 def resident() -> float:
-    """MiB of memory that this process has now."""
+    """Resident memory of this process in MiB."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 

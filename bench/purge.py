@@ -1,7 +1,7 @@
-"""`python -m bench.purge [ROWS]`: purge one old day of the archive while claims and settles go on.
+"""`python -m bench.purge [ROWS]`: purge one old day of the archive while claims and settles continue.
 
-On PostgreSQL twice: with the day in a partition of its own, and in the default one, where rows are deleted.
-Says how long the purge took, and how long claims and settles of 20 messages took before and during it.
+PostgreSQL is measured twice: with the day in a separate partition, and in the default one, where rows are deleted.
+Prints the duration of the purge, and the durations of claims and settles of 20 messages before and during it.
 """
 
 import asyncio
@@ -23,38 +23,39 @@ DAY = 86_400_000_000
 START = (time.time_ns() // 1000 // DAY - 10) * DAY
 PAYLOAD = b"x" * 200
 
-# Ids rise with time, as those of publishers do.
+# Ids rise with time, like those of publishers.
 ARCHIVED = """
-INSERT INTO message_archive (id, queue, priority, due_at, state, payload, created_at, archived_at, deliveries, attempts)
+INSERT INTO millpond_archive (id, queue, priority, due_at, state, payload, created_at, archived_at, deliveries,
+attempts)
 SELECT {id}, 'old', 50, 1, 'COMPLETED', {payload}, 1, {start} + n * {step}, 1, 1 FROM {series}
 """
 
 
-def archived(rows: int, **words: str) -> str:
+def archive_sql(rows: int, **words: str) -> str:
     return ARCHIVED.format(start=START, step=DAY // (rows + 1), **words)
 
 
 def fill_postgres(server: Postgres, name: str, rows: int, *, partition: bool) -> None:
     with server.connect(name) as raw:
         if partition:
-            raw.execute("CREATE TABLE old_day (LIKE message_archive INCLUDING ALL)")
+            raw.execute("CREATE TABLE old_day (LIKE millpond_archive INCLUDING ALL)")
             bounds = f"FROM ('{START}') TO ('{START + DAY}')"
-            raw.execute(f"ALTER TABLE message_archive ATTACH PARTITION old_day FOR VALUES {bounds}")
+            raw.execute(f"ALTER TABLE millpond_archive ATTACH PARTITION old_day FOR VALUES {bounds}")
         raw.execute(
-            archived(
+            archive_sql(
                 rows,
                 id="(lpad(to_hex(n), 12, '0') || substr(md5(n::text), 1, 20))::uuid",
                 payload="convert_to(repeat('x', 200), 'UTF8')",
                 series=f"generate_series(1, {rows}::bigint) AS s (n)",
             )
         )
-        raw.execute("VACUUM ANALYZE message_archive")
+        raw.execute("VACUUM ANALYZE millpond_archive")
 
 
 def fill_mariadb(server: MariaDB, name: str, rows: int) -> None:
     with closing(server.connect(name)) as raw, raw.cursor() as cursor:
         cursor.execute(
-            archived(
+            archive_sql(
                 rows,
                 id="unhex(concat(lpad(hex(n), 12, '0'), substr(md5(n), 1, 20)))",
                 payload="repeat('x', 200)",
@@ -68,7 +69,7 @@ def fill_sqlite(path: Path, rows: int) -> None:
     with closing(sqlite3.connect(path)) as raw:
         raw.create_function("made", 1, lambda n: n.to_bytes(6, "big") + uuid4().bytes[:10])
         series = f"WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < {rows}) SELECT n FROM s"
-        raw.execute(archived(rows, id="made(n)", payload="zeroblob(200)", series=f"({series}) AS s"))
+        raw.execute(archive_sql(rows, id="made(n)", payload="zeroblob(200)", series=f"({series}) AS s"))
         raw.commit()
 
 
@@ -76,16 +77,23 @@ async def measure(label: str, url: str, fill: Callable[[], None]) -> None:
     purger: Any = await millpond.connect(url, migrate=True)
     worker: Any = await millpond.connect(url)
     fill()
-    for what, work in (("before", lambda: asyncio.sleep(5)), ("purge", lambda: purger.purge("old", older_than=86_400))):
-        seconds, deleted, claims, settles = await beside(worker, work)
+    for what, work in (
+        ("before", lambda: asyncio.sleep(5)),
+        ("purge", lambda: purger.operations.purge("old", older_than=86_400)),
+    ):
+        seconds, deleted, claims, settles = await claim_and_settle_during(worker, work)
         rows = f" {deleted:,} rows" if deleted else ""
-        print(f"{label:28} {what:6} {seconds:6.2f} s{rows:15}  claim {spread(claims)}  settle {spread(settles)}")
+        print(
+            f"{label:28} {what:6} {seconds:6.2f} s{rows:15}  claim {percentiles(claims)}  settle {percentiles(settles)}"
+        )
     await purger.close()
     await worker.close()
 
 
-async def beside(store: Any, work: Callable[[], Awaitable[Any]]) -> tuple[float, int | None, list[float], list[float]]:
-    """Claim and settle until the work is done."""
+async def claim_and_settle_during(
+    store: Any, work: Callable[[], Awaitable[Any]]
+) -> tuple[float, int | None, list[float], list[float]]:
+    """Claim and settle until the work is done; returns its seconds, its result, and the seconds of both verbs."""
     claims, settles = [], []
     started = time.perf_counter()
     task = asyncio.ensure_future(work())
@@ -102,7 +110,7 @@ async def beside(store: Any, work: Callable[[], Awaitable[Any]]) -> tuple[float,
     return time.perf_counter() - started, await task, claims, settles
 
 
-def spread(values: list[float]) -> str:
+def percentiles(values: list[float]) -> str:
     values = sorted(values)
     middle, most, worst = (1000 * values[int(share * (len(values) - 1))] for share in (0.5, 0.99, 1))
     return f"{middle:5.1f} / {most:5.1f} / {worst:5.1f} ms"

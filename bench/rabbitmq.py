@@ -1,7 +1,7 @@
-"""Millpond on RabbitMQ against raw aio-pika doing the same, and against Celery on the same broker.
+"""Millpond on RabbitMQ compared with raw aio-pika and with Celery.
 
-`python -m bench.rabbitmq`: all sides take turns on one private broker; the bars are at the end of this file.
-Both sides publish persistent messages with confirms and mandatory, to quorum queues, and ack each message.
+`python -m bench.rabbitmq` runs all of them in turns on one private broker. The bars are in `measure`.
+Millpond and aio-pika publish persistent messages with confirms and mandatory to quorum queues, and ack each message.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from bench.measure import Measurement, ratio, take_turns
 from bench.report import print_table, write_json, write_markdown
 from bench.side import PAYLOAD, now
 from millpond import Message, Millpond, connect
+from millpond.transports.rabbitmq.names import work_arguments
 from servers import RabbitMQ
 
 PREFETCH = 100
@@ -44,7 +45,7 @@ async def publish_ours(url: str, queue: str, count: int) -> float:
 async def publish_raw(url: str, queue: str, count: int) -> float:
     connection = await aio_pika.connect(url)
     channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
-    await channel.declare_queue(queue, durable=True, arguments={"x-queue-type": "quorum"})
+    await channel.declare_queue(queue, durable=True, arguments=work_arguments(queue, "quorum", {}))
 
     def send() -> object:
         message = aio_pika.Message(
@@ -61,7 +62,7 @@ async def publish_raw(url: str, queue: str, count: int) -> float:
 
 
 async def drain_ours(url: str, queue: str, count: int) -> float:
-    """By a worker with a handler, retries and all."""
+    """Drain a queue by a worker with a handler and retries."""
     pond, times, done = Millpond(url), [0.0, 0.0], asyncio.Event()
     seen = 0
 
@@ -87,7 +88,7 @@ async def drain_raw(url: str, queue: str, count: int) -> float:
     connection = await aio_pika.connect(url)
     channel = await connection.channel()
     await channel.set_qos(PREFETCH)
-    source = await channel.declare_queue(queue, durable=True, arguments={"x-queue-type": "quorum"})
+    source = await channel.declare_queue(queue, durable=True, arguments=work_arguments(queue, "quorum", {}))
     times, done, seen = [0.0, 0.0], asyncio.Event(), 0
 
     async def handle(message: aio_pika.abc.AbstractIncomingMessage) -> None:
@@ -111,7 +112,7 @@ async def drain_celery(python: Path, url: str, count: int) -> float:
         str(python), str(HERE / "rabbitmq_celery.py"), str(count), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     output, _ = await process.communicate(url.encode())
-    (answer,) = [line for line in output.decode().splitlines() if line.startswith('{"seconds"')]  # beside a banner
+    (answer,) = [line for line in output.decode().splitlines() if line.startswith('{"seconds"')]  # after a banner
     return float(json.loads(answer)["seconds"])
 
 
@@ -162,7 +163,7 @@ async def measure(url: str, count: int, turns: int, celery: Path | None) -> list
 
 
 def celery_python(folder: Path) -> Path:
-    """In an environment of its own: its dependencies are none of ours."""
+    """Python of a separate environment with Celery, because its dependencies differ."""
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
@@ -176,7 +177,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--no-celery", action="store_true")
     parser.add_argument("--json", type=Path, default=Path("build/bench-rabbitmq.jsonl"), help="default: %(default)s")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="replace the table in this document too")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also replace the table in this document")
     options = parser.parse_args()
     celery = None if options.no_celery else celery_python(Path("build/celery"))
     with RabbitMQ() as broker:
@@ -184,9 +185,10 @@ def main() -> int:
         server = broker.ask("GET", "/overview")["rabbitmq_version"]
     facts = {"aio-pika": version("aio-pika"), "RabbitMQ": server, "messages": options.messages, "rounds": options.turns}
     print_table(Console(), found)
-    write_json(options.json, [m.with_facts({**machine(), **facts}) for m in found])
+    found = [m.with_facts({**machine(), **facts}) for m in found]
+    write_json(options.json, found)
     if options.markdown:
-        shown = ", ".join(f"{name} {value}" for name, value in {**machine(), **facts}.items())
+        shown = ", ".join(f"{name} {value}" for name, value in {**machine(), **facts}.items() if name != "date")
         write_markdown(options.markdown, found, [shown], table="bench-rabbitmq")
     return int(any(m.met is False for m in found))
 

@@ -1,4 +1,4 @@
-"""Celery on the same broker: `python rabbitmq_celery.py COUNT < url`; prints one line of JSON."""
+"""Drain COUNT messages with Celery: `python rabbitmq_celery.py COUNT < url` prints one line of JSON."""
 
 import json
 import os
@@ -13,7 +13,7 @@ count = int(sys.argv[1])
 app = Celery("bench", broker=sys.stdin.read().strip())
 app.conf.update(
     task_acks_late=True,
-    task_default_queue_type="quorum",  # as the other sides
+    task_default_queue_type="quorum",  # as in the other measurements
     task_ignore_result=True,
     worker_prefetch_multiplier=100,
     worker_hijack_root_logger=False,

@@ -1,4 +1,4 @@
-"""The work on MariaDB by hand: asyncmy, the same tables, no fence, no lanes to look for.
+"""The work on MariaDB by hand: asyncmy, the same tables, no fence, no search for lanes.
 
 Claim = SELECT … FOR UPDATE SKIP LOCKED, then UPDATE; ack = INSERT … SELECT, then DELETE; each pair is one
 transaction, and the two overlap on two connections.
@@ -11,7 +11,7 @@ from typing import Any
 import asyncmy
 import uuid_utils
 
-from bench.side import ERROR, LEASE, PAYLOAD, PRIORITY, QUEUE, delay, now, overlapped
+from bench.side import ERROR, LEASE, PAYLOAD, PRIORITY, QUEUE, delay, drain_overlapping, now
 
 _NOW = "timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6))"
 _CLAIM = f"""
@@ -25,7 +25,7 @@ UPDATE {p}message SET state = 'PROCESSING', deliveries = deliveries + 1, token =
 lease_until = %s WHERE id IN ({ids})
 """
 _KEEP = f"""
-INSERT INTO {{p}}message_archive (id, queue, `key`, priority, due_at, expires_at, headers, payload, deliveries,
+INSERT INTO {{p}}archive (id, queue, `key`, priority, due_at, expires_at, headers, payload, deliveries,
 attempts, created_at, first_attempt_at, last_attempt_at, acquired_at, token, state, error, archived_at)
 SELECT id, queue, `key`, priority, due_at, expires_at, headers, payload, deliveries, attempts + 1, created_at,
 coalesce(first_attempt_at, acquired_at), {_NOW}, acquired_at, token, 'COMPLETED', last_error, {_NOW}
@@ -40,8 +40,8 @@ m.first_attempt_at = coalesce(m.first_attempt_at, m.acquired_at), m.last_attempt
 m.last_error = r.error, m.worker = NULL, m.lease_until = NULL
 """
 _INSERT = """
-INSERT INTO {p}message (id, queue, `key`, priority, lane, due_at, expires_at, state, headers, payload, created_at)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+INSERT INTO {p}message (id, queue, `key`, priority, due_at, expires_at, state, headers, payload, created_at)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
 """
 
 
@@ -59,12 +59,12 @@ class RawMysql:
             await _run(connection, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         return cls(one, other, prefix)
 
-    async def publish(self, count: int) -> float:
-        insert = _INSERT.format(p=self._prefix).replace("%s, %s, %s, %s, %s, %s", f"%s, %s, %s, %s, %s, {_NOW}", 1)
+    async def publish(self, count: int, *, notify: bool = True) -> float:
+        insert = _INSERT.format(p=self._prefix).replace("%s, %s, %s, %s, %s", f"%s, %s, %s, %s, {_NOW}", 1)
         insert = insert[: insert.rindex("%s")] + _NOW + ")"
         began = now()
         for _ in range(count):
-            values = (uuid_utils.uuid7().bytes, QUEUE, None, PRIORITY, PRIORITY, None, "PENDING", None, PAYLOAD)
+            values = (uuid_utils.uuid7().bytes, QUEUE, None, PRIORITY, None, "PENDING", None, PAYLOAD)
             await _run(self._one, insert, values)
         return now() - began
 
@@ -75,8 +75,7 @@ class RawMysql:
             ((at,),) = await _run(self._one, f"SELECT {_NOW}")
             uuid7 = uuid_utils.uuid7
             records = [
-                (uuid7().bytes, QUEUE, None, PRIORITY, PRIORITY, at, None, "PENDING", None, PAYLOAD, at)
-                for _ in range(size)
+                (uuid7().bytes, QUEUE, None, PRIORITY, at, None, "PENDING", None, PAYLOAD, at) for _ in range(size)
             ]
             await self._one.begin()
             async with self._one.cursor() as cursor:
@@ -92,7 +91,7 @@ class RawMysql:
             await _run(self._other, self._over(_REMOVE, ids), ids)
             await self._other.commit()
 
-        return await overlapped(self._claimer(batch), ack, count)
+        return await drain_overlapping(self._claimer(batch), ack, count)
 
     async def nack(self, count: int, batch: int) -> float:
         claim = self._claimer(batch)

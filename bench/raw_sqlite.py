@@ -1,6 +1,6 @@
 """The work on SQLite by hand: the standard module, one connection, no thread, the same tables, no fence.
 
-Claim = UPDATE … RETURNING; ack = INSERT … SELECT, then DELETE; one writer, so that nothing overlaps.
+Claim = UPDATE … RETURNING; ack = INSERT … SELECT, then DELETE; there is one writer, and nothing overlaps.
 """
 
 import sqlite3
@@ -21,7 +21,7 @@ RETURNING id, queue, key, priority, headers, payload, deliveries, attempts, crea
 expires_at, acquired_at, lease_until
 """
 _KEEP = f"""
-INSERT INTO {{p}}message_archive (id, queue, key, priority, due_at, expires_at, headers, payload, deliveries,
+INSERT INTO {{p}}archive (id, queue, key, priority, due_at, expires_at, headers, payload, deliveries,
 attempts, created_at, first_attempt_at, last_attempt_at, acquired_at, token, state, error, archived_at)
 SELECT id, queue, key, priority, due_at, expires_at, headers, payload, deliveries, attempts + 1, created_at,
 coalesce(first_attempt_at, acquired_at), {_NOW}, acquired_at, token, 'COMPLETED', last_error, {_NOW}
@@ -34,8 +34,8 @@ first_attempt_at = coalesce(first_attempt_at, acquired_at), last_attempt_at = {_
 lease_until = NULL WHERE id = ?
 """
 _INSERT = """
-INSERT INTO {p}message (id, queue, key, priority, lane, due_at, expires_at, state, headers, payload, created_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO {p}message (id, queue, key, priority, due_at, expires_at, state, headers, payload, created_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 
@@ -47,7 +47,7 @@ class RawSqlite:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
 
-    async def publish(self, count: int) -> float:
+    async def publish(self, count: int, *, notify: bool = True) -> float:
         insert = _INSERT.format(p=self._prefix)
         began = now()
         for _ in range(count):
@@ -92,11 +92,11 @@ class RawSqlite:
             values = (self._token, LEASE * 1_000_000, QUEUE, PRIORITY, batch)
             rows = self._connection.execute(_CLAIM.format(p=self._prefix), values).fetchall()
         if len(rows) != batch:
-            raise RuntimeError(f"{len(rows)} messages were there, not {batch}")
+            raise RuntimeError(f"claimed {len(rows)} messages instead of {batch}")
         return rows
 
     def _record(self, at: int) -> tuple[Any, ...]:
-        return (uuid_utils.uuid7().bytes, QUEUE, None, PRIORITY, PRIORITY, at, None, "PENDING", None, PAYLOAD, at)
+        return (uuid_utils.uuid7().bytes, QUEUE, None, PRIORITY, at, None, "PENDING", None, PAYLOAD, at)
 
     def _clock(self) -> int:
         ((at,),) = self._connection.execute(f"SELECT {_NOW}")

@@ -1,4 +1,4 @@
-"""Figures for people and for programs: a table on the terminal, JSON lines, a table in a document."""
+"""Output of measurements: a table on the terminal, JSON lines, a table in a document."""
 
 import json
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from rich.table import Table
 
 from bench.measure import Measurement
 
-_HEADS = ("measurement", "what", "against", "Millpond/s", "other/s", "result", "rounds", "bar", "")
+_HEADS = ("measurement", "what", "against", "Millpond/s", "other/s", "result", "rounds", "bar", "", "measured")
 
 
 def print_table(console: Console, measurements: Sequence[Measurement]) -> None:
-    table = Table(title="Millpond measured: medians of rounds in which both sides take turns")
-    # What the names say is for the document; here it would not fit into a line.
-    shown = [n for n, head in enumerate(_HEADS) if head not in ("what", "against")]
+    table = Table(title="Millpond measured: medians of rounds in which both sides alternate")
+    # Some columns are for the document; here they would not fit into a line.
+    shown = [n for n, head in enumerate(_HEADS) if head not in ("what", "against", "measured")]
     for n in shown:
         table.add_column(_HEADS[n], justify="left" if n == 0 else "right")
     for m in measurements:
@@ -25,7 +25,7 @@ def print_table(console: Console, measurements: Sequence[Measurement]) -> None:
 
 
 def write_json(path: Path, measurements: Sequence[Measurement]) -> None:
-    """One line for each, with everything that is known of it."""
+    """Write one line per measurement, with all its facts."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         for m in measurements:
@@ -33,28 +33,43 @@ def write_json(path: Path, measurements: Sequence[Measurement]) -> None:
 
 
 def marks(table: str = "bench") -> tuple[str, str]:
-    """Between which a table stands in a document."""
+    """The comments before and after a table in a document."""
     return f"<!-- {table}: begin -->", f"<!-- {table}: end -->"
 
 
 def write_markdown(
-    path: Path, measurements: Sequence[Measurement], facts: Sequence[str], *, table: str = "bench"
+    path: Path,
+    measurements: Sequence[Measurement],
+    facts: Sequence[str],
+    *,
+    table: str = "bench",
+    others: bool = False,
 ) -> None:
-    """Replace what stands between the marks of a document."""
+    """Replace the text between the marks of a document. `others`: keep its facts and the rows of other measurements."""
     begin, end = marks(table)
     text = path.read_text()
     before, found, rest = text.partition(begin)
-    _, found_end, after = rest.partition(end)
+    old, found_end, after = rest.partition(end)
     if not (found and found_end):
         raise SystemExit(f"{path} has no {begin} … {end}")
+    rows = ["| " + " | ".join(_cells(m)) + " |" for m in measurements]
+    if others:
+        lines = old.splitlines()
+        known = {_name(line): line for line in lines if line.startswith("| ") and _name(line) != _HEADS[0]}
+        rows = list({**known, **{_name(row): row for row in rows}}.values())
+        facts = [line.removeprefix("- ") for line in lines if line.startswith("- ")] or facts
     lines = [
         "| " + " | ".join(_HEADS) + " |",
         "|" + "---|" * len(_HEADS),
-        *("| " + " | ".join(_cells(m)) + " |" for m in measurements),
+        *rows,
         "",
         *(f"- {fact}" for fact in facts),
     ]
     path.write_text(before + begin + "\n" + "\n".join(lines) + "\n" + end + after)
+
+
+def _name(row: str) -> str:
+    return row.split(" | ")[0].removeprefix("| ")
 
 
 def _cells(m: Measurement) -> list[str]:
@@ -72,4 +87,5 @@ def _cells(m: Measurement) -> list[str]:
         spread,
         bar,
         {True: "✓", False: "✗", None: ""}[m.met],
+        str(m.facts.get("date", "")),
     ]

@@ -1,4 +1,4 @@
-"""What a scenario is, and the database it has to itself."""
+"""A scenario, and a fresh database for it."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -20,7 +20,7 @@ class Scenario:
     run: Run
     bar: float | None = None
     peers: bool = False
-    """It needs other queues, which are installed for it."""
+    """Whether it needs other queues, which are then installed."""
 
     @property
     def name(self) -> str:

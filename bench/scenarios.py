@@ -1,4 +1,4 @@
-"""What is measured, on which databases, and the bar each figure should reach."""
+"""The measurements, their databases, and the bar of each figure."""
 
 import asyncio
 import statistics
@@ -8,20 +8,28 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from bench.databases import Database
+from bench.group_commit import group_commit
+from bench.held_latency import held_latency
+from bench.imports import importing
 from bench.measure import Measurement, Work, ratio, single, take_turns
+from bench.on_time import on_time
 from bench.scenario import Scenario, fresh
+from bench.server_scenarios import SERVER_SCENARIOS
+from bench.shards import shards
 from bench.side import Side
 from bench.sizes import Sizes
+from bench.sql_interface import sql_drain, sql_insert
 from bench.store_side import StoreSide, open_store
 from bench.worker_scenarios import WORKER_SCENARIOS
+from millpond.table_prefix import TABLE_PREFIX
 
 RAW = "raw_"
-"""The prefix of the tables that the work by hand uses, made by the same migrations."""
+"""Prefix of the tables for the work by hand; the same migrations create them."""
 
 
 @asynccontextmanager
 async def sides(database: Database) -> AsyncIterator[tuple[str, StoreSide, Side]]:
-    """Millpond and the work by hand, on twin tables of one database."""
+    """Millpond and the work by hand, on equal tables of one database."""
     async with fresh(database) as url:
         await (await open_store(url, RAW)).close()
         ours, raw = await open_store(url), await database.raw(url, RAW)
@@ -41,27 +49,41 @@ async def against_raw(
     work: Callable[[Side, int], Awaitable[float]],
     *,
     filled: bool,
+    against: str = "raw SQL",
 ) -> list[Measurement]:
-    """Rounds in which Millpond and the work by hand take turns at slices of `count` messages."""
+    """Run rounds in which Millpond and the work by hand alternate in slices of `count` messages."""
     ours_took, raw_took = [], []
     part = count // sizes.slices
     for _ in range(sizes.rounds):
         async with sides(database) as (url, ours, raw):
             if filled:
-                for prefix in ("", RAW):
+                for prefix in (TABLE_PREFIX, RAW):
                     await database.fill(url, prefix, 1, part * sizes.slices)
                 await database.tidy(url)
             turns: dict[str, Work] = {"ours": partial(work, ours, part), "raw": partial(work, raw, part)}
             seconds = await take_turns(turns, sizes.slices)
         ours_took.append(sum(seconds["ours"]))
         raw_took.append(sum(seconds["raw"]))
-    return [ratio(scenario.name, what, "raw SQL", ours_took, raw_took, part * sizes.slices, at_least=scenario.bar)]
+    return [ratio(scenario.name, what, against, ours_took, raw_took, part * sizes.slices, at_least=scenario.bar)]
 
 
 async def publish(scenario: Scenario, database: Database, sizes: Sizes) -> list[Measurement]:
-    return await against_raw(
-        scenario, database, sizes, "publish one by one", sizes.single, lambda side, n: side.publish(n), filled=False
-    )
+    """By hand with a notification too, where the database has them."""
+    return await _publish(scenario, database, sizes, notify=True)
+
+
+async def publish_unannounced(scenario: Scenario, database: Database, sizes: Sizes) -> list[Measurement]:
+    """By hand without the notification that workers wait for."""
+    return await _publish(scenario, database, sizes, notify=False)
+
+
+async def _publish(scenario: Scenario, database: Database, sizes: Sizes, *, notify: bool) -> list[Measurement]:
+    def work(side: Side, count: int) -> Awaitable[float]:
+        return side.publish(count, notify=notify)
+
+    what = "publish one by one"
+    against = "raw SQL without NOTIFY" if not notify else "raw SQL with NOTIFY" if database.notifies else "raw SQL"
+    return await against_raw(scenario, database, sizes, what, sizes.single, work, filled=False, against=against)
 
 
 async def publish_bulk(scenario: Scenario, database: Database, sizes: Sizes) -> list[Measurement]:
@@ -87,14 +109,14 @@ async def nack(scenario: Scenario, database: Database, sizes: Sizes) -> list[Mea
 
 
 async def in_flight(scenario: Scenario, database: Database, sizes: Sizes) -> list[Measurement]:
-    """Somebody else holds many messages, and settles none."""
+    """Drain while another consumer holds many messages and settles none."""
     busy_took, idle_took = [], []
     part = sizes.drain // sizes.slices
     for _ in range(sizes.rounds):
         async with fresh(database) as url:
             busy, idle, other = await open_store(url), await open_store(url, "idle_"), await open_store(url)
             await database.fill(url, "idle_", 1, sizes.drain)
-            await database.fill(url, "", 1, sizes.drain + sizes.in_flight)
+            await database.fill(url, TABLE_PREFIX, 1, sizes.drain + sizes.in_flight)
             await database.tidy(url)
             await other.claim_all(sizes.in_flight, sizes.batch)
             turns: dict[str, Work] = {
@@ -113,7 +135,7 @@ async def in_flight(scenario: Scenario, database: Database, sizes: Sizes) -> lis
 
 
 async def backlog(scenario: Scenario, database: Database, sizes: Sizes) -> list[Measurement]:
-    """Drain a part of backlogs of several sizes, each filled up again after every turn."""
+    """Drain a part of backlogs of several sizes; each is refilled after every turn."""
     part = sizes.backlogs[0] // 2
     turns_each = max(1, sizes.drain // part)
     async with fresh(database) as url, AsyncExitStack() as stack:
@@ -144,7 +166,7 @@ async def backlog(scenario: Scenario, database: Database, sizes: Sizes) -> list[
 
 
 class _Refilled:
-    """Drain a part, then put as much behind the others; only the drain counts."""
+    """Drain a part, then append the same number of messages; only the drain counts."""
 
     def __init__(self, drain: Work, refill: Callable[[int, int], Awaitable[None]], size: int, part: int) -> None:
         self._drain = drain
@@ -160,7 +182,7 @@ class _Refilled:
 
 
 async def held(scenario: Scenario, database: Database, sizes: Sizes) -> list[Measurement]:
-    """A transaction is held open on the side, so that the server can remove nothing that dies meanwhile."""
+    """Drain while another transaction is held open, which keeps the server from removing dead rows."""
     count = sizes.held[scenario.database]
     part = max(sizes.batch, count // 20)
     turns = count // part
@@ -170,7 +192,7 @@ async def held(scenario: Scenario, database: Database, sizes: Sizes) -> list[Mea
         async with fresh(database) as url, fresh(database) as free_url:
             side, free = await open_store(url), await open_store(free_url)
             for each in (url, free_url):
-                await database.fill(each, "", 1, count)
+                await database.fill(each, TABLE_PREFIX, 1, count)
                 await database.tidy(each)
             seconds = await _held_and_free(
                 database,
@@ -199,17 +221,17 @@ async def _held_and_free(database: Database, url: str, works: dict[str, Work], t
 
 
 async def memory(scenario: Scenario, database: Database, sizes: Sizes) -> list[Measurement]:
-    """In a process of its own, whose memory no earlier measurement has stretched."""
+    """Measure in a new process, because earlier measurements enlarge the memory of this one."""
     async with fresh(database) as url:
         await (await open_store(url)).close()
-        await database.fill(url, "", 1, sizes.memory)
+        await database.fill(url, TABLE_PREFIX, 1, sizes.memory)
         await database.tidy(url)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "bench.memory", str(sizes.memory), str(sizes.batch)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
-        output, _ = await process.communicate(url.encode())  # not among the arguments: it has a password
+        output, _ = await process.communicate(url.encode())  # not as an argument: it contains a password
         if process.returncode:
             raise RuntimeError(f"the process ended with {process.returncode}")
         growth = float(output)
@@ -231,28 +253,40 @@ def _short(size: int) -> str:
 
 
 def _all() -> list[Scenario]:
-    """In the order in which they are shown: first what is compared with raw SQL."""
+    """All scenarios in the order of the table: first the comparisons with raw SQL."""
     found = []
     for database in ("postgres", "mariadb", "sqlite"):
         is_postgres = database == "postgres"
         found += [
-            Scenario(database, "publish", publish),
+            Scenario(database, "publish", publish, 0.9 if is_postgres else None),
+            *([Scenario(database, "publish-unannounced", publish_unannounced)] if is_postgres else []),
             Scenario(database, "publish-bulk", publish_bulk, 0.6 if is_postgres else 0.7),
             Scenario(database, "drain", drain, 0.8 if is_postgres else 0.7),
             Scenario(database, "nack", nack, 0.7 if is_postgres else None),
         ]
     found += [
+        Scenario("postgres", "sql-drain", sql_drain, 0.9),
+        Scenario("postgres", "sql-insert", sql_insert, 0.6),
+        Scenario("postgres", "group-commit", group_commit, 0.3),
+        Scenario("mariadb", "group-commit", group_commit),
+        Scenario("sqlite", "group-commit", group_commit, 0.3),
+        Scenario("postgres", "shards", shards),
         Scenario("postgres", "in-flight", in_flight, 0.8),
         Scenario("mariadb", "in-flight", in_flight),
         Scenario("sqlite", "in-flight", in_flight),
         Scenario("postgres", "backlog", backlog, 0.7),
         Scenario("postgres", "held", held, 0.7),
         Scenario("mariadb", "held", held),
+        Scenario("postgres", "held-latency", held_latency, 100),
+        Scenario("postgres", "on-time", on_time, 200),
+        Scenario("mariadb", "on-time", on_time, 1000),
+        Scenario("sqlite", "on-time", on_time, 1000),
         Scenario("postgres", "memory", memory, 50),
         Scenario("mariadb", "memory", memory, 50),
         Scenario("sqlite", "memory", memory, 50),
+        Scenario("sqlite", "import", importing, 0.45),
     ]
-    return [*found, *WORKER_SCENARIOS]
+    return [*found, *SERVER_SCENARIOS, *WORKER_SCENARIOS]
 
 
 SCENARIOS = _all()

@@ -1,4 +1,4 @@
-"""What takes turns: the same work through Millpond, or by hand."""
+"""The protocol of both sides of a comparison: the same work through Millpond, or by hand."""
 
 import asyncio
 import time
@@ -18,24 +18,24 @@ now = time.perf_counter
 
 
 class Side(Protocol):
-    """Each verb says how many seconds it took."""
+    """Each verb returns its duration in seconds."""
 
-    async def publish(self, count: int) -> float:
-        """One message at a time, each durable before the next."""
+    async def publish(self, count: int, *, notify: bool = True) -> float:
+        """Publish one message at a time, each durable before the next. `notify`: also by hand, if the database can."""
 
     async def publish_bulk(self, count: int, size: int) -> float:
-        """In calls of `size`; making the ids and the records is part of it."""
+        """Publish in calls of `size` messages; generating ids and records counts."""
 
     async def drain(self, count: int, batch: int) -> float:
-        """Claim and ack into the archive."""
+        """Claim messages and ack them into the archive."""
 
     async def nack(self, count: int, batch: int) -> float:
-        """Back to waiting, each with its own delay and error; the claims before it do not count."""
+        """Nack messages, each with its own delay and error; the claims before it do not count."""
 
     async def close(self) -> None: ...
 
 
-async def overlapped(
+async def drain_overlapping(
     claim: Callable[[], Awaitable[Sequence[T]]], ack: Callable[[Sequence[T]], Awaitable[Any]], count: int
 ) -> float:
     """Ack each batch while the next is being claimed, until `count` messages are done."""
@@ -48,10 +48,10 @@ async def overlapped(
         await ack(rows)
         rows = await ahead if ahead else ()
     if left > 0:
-        raise RuntimeError(f"{left} of {count} messages were not there")
+        raise RuntimeError(f"{left} of {count} messages were missing")
     return now() - began
 
 
 def delay(n: int) -> int:
-    """Seconds, not the same for all, as retry policies draw them."""
+    """Seconds; different for each message, like the delays of a retry policy."""
     return 60 + n % 7

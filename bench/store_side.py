@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 
-from bench.side import ERROR, LEASE, PAYLOAD, QUEUE, delay, now, overlapped
+from bench.side import ERROR, LEASE, PAYLOAD, QUEUE, delay, drain_overlapping, now
 from millpond import Ack, Claim, Message, Nack, Transport, connect
+from millpond.table_prefix import TABLE_PREFIX
 
 
 class StoreSide:
-    """As a program on the seam would do it: what `Message` and `Ack` objects cost is part of the time."""
+    """The work of a program on a transport; the time includes `Message` and `Ack` objects."""
 
     def __init__(self, store: Transport) -> None:
         self._store = store
 
-    async def publish(self, count: int) -> float:
+    async def publish(self, count: int, *, notify: bool = True) -> float:
         began = now()
         for _ in range(count):
             await self._store.publish([Message(queue=QUEUE, payload=PAYLOAD)])
@@ -32,7 +33,7 @@ class StoreSide:
             if await self._store.settle([Ack(claim.receipt) for claim in claims]):
                 raise RuntimeError("a receipt was refused")
 
-        return await overlapped(claim, ack, count)
+        return await drain_overlapping(claim, ack, count)
 
     async def nack(self, count: int, batch: int) -> float:
         claims = [await self._store.claim([QUEUE], batch, LEASE) for _ in range(count // batch)]
@@ -43,7 +44,7 @@ class StoreSide:
         return now() - began
 
     async def claim_all(self, count: int, batch: int) -> None:
-        """Hold so many messages and settle none."""
+        """Claim `count` messages and settle none."""
         for _ in range(count // batch):
             await self._store.claim([QUEUE], batch, 10 * LEASE)
 
@@ -51,5 +52,5 @@ class StoreSide:
         await self._store.close()
 
 
-async def open_store(url: str, prefix: str = "") -> StoreSide:
+async def open_store(url: str, prefix: str = TABLE_PREFIX) -> StoreSide:
     return StoreSide(await connect(url, table_prefix=prefix, migrate=True))

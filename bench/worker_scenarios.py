@@ -1,4 +1,4 @@
-"""The worker: against the store it stands on, against itself, and against other queues on PostgreSQL."""
+"""Measurements of the worker: against its store, against itself, and against other queues on PostgreSQL."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,16 @@ from bench.measure import Measurement, Work, ratio, take_turns
 from bench.scenario import Scenario, fresh
 from bench.sizes import Sizes
 from bench.store_side import open_store
+from millpond.table_prefix import TABLE_PREFIX
 
 AT_LEAST = {"pgqueuer": 3.0, "procrastinate": 30.0, "outbox": 5.0, "sqlbroker": 10.0}
-"""How many times as many messages a worker shall handle."""
+"""Minimum ratio of Millpond's rate to that of each peer."""
 AT_THE_LIMIT = 0.8
-"""The part of raw SQL's speed from which on the database is the limit: what the store alone shall reach."""
+"""From this fraction of raw SQL's speed on the database is the limit. It is also the bar of the store alone."""
 
 
 class Working:
-    """A drain of a filled database by processes of one kind; keeps what share of the processors they had."""
+    """A drain of a filled database by processes of one kind; records their use of the processors."""
 
     def __init__(self, database: Database, sizes: Sizes, kind: str, processes: int = 1) -> None:
         self._database = database
@@ -34,7 +35,7 @@ class Working:
         async with fresh(database) as url:
             await (await open_store(url)).close()
             if self._kind != "coroutines":
-                await database.fill(url, "", 1, count)
+                await database.fill(url, TABLE_PREFIX, 1, count)
                 await database.tidy(url)
             before = database.cpu()
             answers = await work(self._kind, count, self._sizes.batch, url, self._processes)
@@ -52,7 +53,7 @@ class Working:
 
 
 async def against_store(scenario: Scenario, database: Database, sizes: Sizes) -> list[Measurement]:
-    """What claims, handlers and the gathering of outcomes cost on top of the store."""
+    """Measure the cost of claims, handlers and the gathering of outcomes on top of the store."""
     worker, store = Working(database, sizes, "worker"), Working(database, sizes, "store")
     took = await take_turns({"worker": worker, "store": store}, sizes.rounds)
     what, against = "drain by a worker, no-op async handler", "the store without handlers"
@@ -61,8 +62,11 @@ async def against_store(scenario: Scenario, database: Database, sizes: Sizes) ->
 
 
 async def two_workers(scenario: Scenario, database: Database, sizes: Sizes) -> list[Measurement]:
-    """What a second process brings. The database is the limit, and there is no bar, where both together are nearly as
-    fast as two that do the same by hand."""
+    """Measure the gain of a second process.
+
+    If both together are nearly as fast as two processes that do the same by hand, the database is the limit, and there
+    is no bar.
+    """
     works = {
         "one": Working(database, sizes, "worker"),
         "two": Working(database, sizes, "worker", 2),
@@ -77,8 +81,10 @@ async def two_workers(scenario: Scenario, database: Database, sizes: Sizes) -> l
 
 
 async def slow_handlers(scenario: Scenario, database: Database, sizes: Sizes) -> list[Measurement]:
-    """Handlers that wait 5 ms, 200 at once, against the same coroutines without a queue, until the database's limit:
-    where that is lower, it is what can be reached."""
+    """Measure handlers that wait 5 ms, 200 at once, against the same coroutines without a queue.
+
+    Where the database's own limit is lower than that, compare with the limit.
+    """
     kinds = ("slow", "coroutines", "store")
     works = {kind: Working(database, sizes, kind) for kind in kinds}
     took = await take_turns(works, sizes.rounds)
@@ -94,8 +100,10 @@ async def slow_handlers(scenario: Scenario, database: Database, sizes: Sizes) ->
 
 
 async def drain_peers(scenario: Scenario, database: Database, sizes: Sizes) -> list[Measurement]:
-    """One worker process of each, at the best settings that were found for it. They differ too much to handle the same
-    number of messages, so that seconds are for one message."""
+    """Measure one worker process of each queue, at the best settings that were found for it.
+
+    Their rates differ too much for equal numbers of messages; seconds are therefore per message.
+    """
 
     def turn(name: str, count: int) -> Work:
         async def drain() -> float:
@@ -116,7 +124,7 @@ async def drain_peers(scenario: Scenario, database: Database, sizes: Sizes) -> l
 
 
 async def latency_peers(scenario: Scenario, database: Database, sizes: Sizes) -> list[Measurement]:
-    """From publish to handler, on an idle worker, 20 messages a second."""
+    """Measure the time from publish to handler, on an idle worker, at 20 messages a second."""
     found: dict[str, list[list[float]]] = {}
 
     async def turn(name: str) -> float:
@@ -130,8 +138,10 @@ async def latency_peers(scenario: Scenario, database: Database, sizes: Sizes) ->
 
 
 def _against_best(scenario: Scenario, percent: int, found: Mapping[str, Sequence[Sequence[float]]]) -> Measurement:
-    """A ratio to whichever peer is the best of them. The messages of all rounds count as one: of a single round p99
-    would be one slow write to the disk, or none."""
+    """The ratio to the best peer, over the messages of all rounds.
+
+    In a single round p99 would depend on one slow write to the disk.
+    """
     overall = {name: _percentile(list(chain.from_iterable(rounds)), percent) for name, rounds in found.items()}
     best = min((name for name in overall if name != MILLPOND), key=overall.__getitem__)
     pairs = zip(found[MILLPOND], found[best], strict=True)

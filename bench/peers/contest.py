@@ -1,7 +1,7 @@
-"""What every contestant does: handle `count` messages of 200 bytes, and say how long that took.
+"""The work of every contestant: handle `count` messages of 200 bytes, and print the time.
 
 Run as `python run_NAME.py drain|latency COUNT < url` in its own process and virtual environment; prints one line of
-JSON. Time runs from the first handler call to the last, so that nobody's start-up counts, nor anybody's last acks.
+JSON. Time runs from the first handler call to the last; start-up and last acks do not count.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class Contest:
         self._first = self._last = 0.0
 
     def handled(self, published_at: float | None = None) -> None:
-        """One message has reached its handler."""
+        """Record that a message has reached its handler."""
         now = time.perf_counter()
         if published_at is not None:
             self.latencies.append(time.time() - published_at)
@@ -39,7 +39,7 @@ class Contest:
         return self._last - self._first
 
     async def publish_slowly(self, publish: Callable[[dict[str, object]], Awaitable[object]]) -> None:
-        """Twenty a second, each with the moment at which it was handed over."""
+        """Publish twenty messages a second, each with its publishing time."""
         for _ in range(self.count):
             began = time.perf_counter()
             await publish({"at": time.time(), "x": "a" * 150})
@@ -48,7 +48,7 @@ class Contest:
 
 def main(drain: Callable[[str, Contest], Awaitable[None]], latency: Callable[[str, Contest], Awaitable[None]]) -> None:
     mode, count = sys.argv[1], int(sys.argv[2])
-    url = sys.stdin.read().strip()  # not among the arguments: it has a password
+    url = sys.stdin.read().strip()  # not as an argument: it contains a password
 
     async def run() -> Contest:
         contest = Contest(count)
@@ -56,5 +56,5 @@ def main(drain: Callable[[str, Contest], Awaitable[None]], latency: Callable[[st
         return contest
 
     contest = asyncio.run(run())
-    told = {"seconds": contest.seconds} if mode == "drain" else {"latencies": contest.latencies}
-    print(json.dumps({"count": contest.seen, **told}), flush=True)
+    result = {"seconds": contest.seconds} if mode == "drain" else {"latencies": contest.latencies}
+    print(json.dumps({"count": contest.seen, **result}), flush=True)

@@ -1,4 +1,4 @@
-"""Millpond as it comes: default options, archive on."""
+"""Millpond with default options, archive on."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""pgqueuer at its best: asyncpg, uvloop, large batches."""
+"""pgqueuer with its best settings: asyncpg, uvloop, large batches."""
 
 import asyncio
 import json

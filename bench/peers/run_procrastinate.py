@@ -1,4 +1,4 @@
-"""procrastinate with a pool and many tasks at once."""
+"""procrastinate with a pool and many concurrent tasks."""
 
 import asyncio
 

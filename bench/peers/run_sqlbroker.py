@@ -7,7 +7,7 @@ from faststream_sqlbroker import SqlBroker
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-# As its documentation has the tables made.
+# The tables as in its documentation.
 TABLES = """
 CREATE TYPE sqlbrokermessagestate AS ENUM ('PENDING', 'PROCESSING', 'RETRYABLE', 'FAILED', 'COMPLETED');
 CREATE TABLE message (id BIGSERIAL PRIMARY KEY, queue VARCHAR(255) NOT NULL, headers JSON, payload BYTEA NOT NULL,

@@ -7,16 +7,16 @@ from typing import Any
 import psycopg
 
 from bench.measure import Measurement, Work, ratio, take_turns
-from bench.spark.ground import PAYLOAD, Ground
+from bench.spark.setup import PAYLOAD, Setup
 
 BAR = 0.95
 PARTS = 2
 WARM_UP = 3
-"""Rounds that do not count: Java goes on compiling what both sides run for about so many."""
+"""Rounds that do not count: Java compiles the code of both sides for about that many."""
 SOME = ("id", "queue", "state", "archived_at")
-# As workers leave them: due at once, and done at the first attempt.
+# Typical archived messages: due at once, acked at the first attempt.
 FILL = f"""
-INSERT INTO message_archive (id, queue, key, priority, due_at, payload, deliveries, attempts, created_at,
+INSERT INTO millpond_archive (id, queue, key, priority, due_at, payload, deliveries, attempts, created_at,
 first_attempt_at, last_attempt_at, acquired_at, token, state, archived_at)
 SELECT gen_random_uuid(), 'bench', 'key-' || n %% 1000, 50, created, convert_to(repeat('x', {PAYLOAD}), 'UTF8'), 1, 1,
 created, acquired, now, acquired, n, 'COMPLETED', now
@@ -25,18 +25,18 @@ FROM generate_series(1, %s) n, (SELECT (extract(epoch FROM now()) * 1000000)::bi
 """
 
 
-async def batch(ground: Ground, rows: int, rounds: int) -> list[Measurement]:
-    """Each reads every column, or four of them, into nothing."""
-    leaf, pages = fill(ground, rows)
+async def batch(setup: Setup, rows: int, rounds: int) -> list[Measurement]:
+    """Each side reads every column, or four of them, and discards the rows."""
+    leaf, pages = fill(setup, rows)
     works = {
-        "ours": _work(lambda: _ours(ground)),
-        "theirs": _work(lambda: jdbc(ground, leaf, pages, "*")),
-        "ours, some": _work(lambda: _ours(ground, columns=",".join(SOME))),
-        "theirs, some": _work(lambda: jdbc(ground, leaf, pages, *SOME)),
+        "ours": _work(lambda: _ours(setup)),
+        "theirs": _work(lambda: jdbc(setup, leaf, pages, "*")),
+        "ours, some": _work(lambda: _ours(setup, columns=",".join(SOME))),
+        "theirs, some": _work(lambda: jdbc(setup, leaf, pages, *SOME)),
     }
     warm_up = min(rounds, WARM_UP)
     took = await take_turns(works, warm_up + rounds)
-    ground.execute("TRUNCATE message_archive")
+    setup.execute("TRUNCATE millpond_archive")
     against = "JDBC by ranges of pages, fetchsize 10,000"
     return [
         ratio(
@@ -52,14 +52,14 @@ async def batch(ground: Ground, rows: int, rounds: int) -> list[Measurement]:
     ]
 
 
-def fill(ground: Ground, rows: int) -> tuple[str, int]:
-    """Returns the partition that holds them, and its pages."""
-    with psycopg.connect(ground.url, autocommit=True) as connection:
+def fill(setup: Setup, rows: int) -> tuple[str, int]:
+    """Fill the archive; returns the partition that holds the rows, and its number of pages."""
+    with psycopg.connect(setup.url, autocommit=True) as connection:
         connection.execute(FILL, (rows,))
-        connection.execute("VACUUM ANALYZE message_archive")
+        connection.execute("VACUUM ANALYZE millpond_archive")
         found = connection.execute(
             "SELECT i.inhrelid::regclass::text, pg_relation_size(i.inhrelid) / current_setting('block_size')::int "
-            "FROM pg_inherits i WHERE i.inhparent = 'message_archive'::regclass AND pg_relation_size(i.inhrelid) > 0"
+            "FROM pg_inherits i WHERE i.inhparent = 'millpond_archive'::regclass AND pg_relation_size(i.inhrelid) > 0"
         ).fetchone()
     assert found is not None
     return found
@@ -74,16 +74,16 @@ def _work(read: Callable[[], Any]) -> Work:
     return timed
 
 
-def _ours(ground: Ground, **options: str) -> Any:
-    reader = ground.spark.read.format("millpond").options(url=ground.url, table="archive", **options)
+def _ours(setup: Setup, **options: str) -> Any:
+    reader = setup.spark.read.format("millpond").options(url=setup.url, table="archive", **options)
     return reader.option("minPartitions", PARTS).load()
 
 
-def jdbc(ground: Ground, leaf: str, pages: int, *columns: str) -> Any:
+def jdbc(setup: Setup, leaf: str, pages: int, *columns: str) -> Any:
     half = pages // PARTS
     ranges = [f"ctid < '({half},0)'", f"ctid >= '({half},0)'"]
-    options = ground.jdbc(rewrite=False)
-    return ground.spark.read.jdbc(
+    options = setup.jdbc(rewrite=False)
+    return setup.spark.read.jdbc(
         options["url"],
         leaf,
         predicates=ranges,

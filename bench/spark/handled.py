@@ -1,6 +1,7 @@
-"""Handlers that are timed wherever they run: in a worker, in a worker below Spark, in a micro-batch, or by themselves.
+"""Timed handlers: in a worker, in a worker on Spark, in a micro-batch, or without a queue.
 
-Each process leaves a line in a file: how many it handled, and when the first and the last, by a clock that all share.
+Each process writes a line to a file: the number of handled messages, and the times of the first and the last by a
+shared clock.
 """
 
 import asyncio
@@ -17,14 +18,14 @@ from bench.work import Watch, five_ms, no_op
 from millpond import Millpond
 
 AT_ONCE = 16
-"""Handlers of 5 ms that each of two processes runs at once: about 5,500 messages a second, an eighth of what the
-database can do."""
+"""Concurrent handlers of 5 ms in each of two processes: about 5,500 messages a second, an eighth of the database's
+maximum."""
 HANDLERS: dict[str, Callable[[dict], Awaitable[None]]] = {"no-op": no_op, "slow": five_ms}
 FILE = "handled"
 
 
 def pond_at(url: str, folder: str, kind: str) -> Millpond:
-    """For a module that a measurement writes, since executors know nothing but modules."""
+    """A pond for a module that a measurement writes, because executors can only import modules."""
     pond, watch, handler = Millpond(url), Watch(), HANDLERS[kind]
 
     @pond.subscriber(QUEUE, **({"max_workers": AT_ONCE} if kind == "slow" else {}))
@@ -69,7 +70,7 @@ def leave(folder: str, watch: Watch) -> None:
 
 
 def seconds(folder: Path, count: int) -> float:
-    """From the first handled message to the last, wherever they were."""
+    """Seconds from the first handled message to the last, over all processes."""
     answers = [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
     handled = sum(answer["count"] for answer in answers)
     if handled != count:
@@ -79,7 +80,7 @@ def seconds(folder: Path, count: int) -> float:
 
 
 async def coroutines(folder: str, count: int) -> None:
-    """Without any queue."""
+    """Run the handlers without a queue."""
     watch = Watch()
     watch.began(now())
     await _all(iter([b"{}"] * count), five_ms, watch)

@@ -1,7 +1,7 @@
-"""Handlers on Spark: against a worker without Spark, against no queue at all, and in micro-batches instead.
+"""Handlers on Spark against a worker without Spark, against coroutines without a queue, and against micro-batches.
 
-Two long-running tasks of `local[2]` against one worker process, and against the same coroutines in two processes.
-What counts is the time from the first handled message to the last; what Spark takes to start is a fact beside it.
+Two long-running tasks of `local[2]` against one worker process, and against the same coroutines in two processes. The
+measured time is from the first handled message to the last; the start of Spark is reported separately.
 """
 
 import asyncio
@@ -22,32 +22,32 @@ from bench.databases import BASE, COLUMNS
 from bench.measure import Measurement, Work, ratio, take_turns
 from bench.side import PAYLOAD, PRIORITY, QUEUE
 from bench.spark import handled
-from bench.spark.ground import Ground
+from bench.spark.setup import Setup
 
 NO_OP_BAR, SLOW_BAR = 0.5, 0.8
 TASKS = 2
 PER_TRIGGER = 10_000
 FILL = (
-    f"INSERT INTO message ({COLUMNS}) SELECT gen_random_uuid(), %s, %s, %s, %s::bigint + n, 'PENDING', %s, "
+    f"INSERT INTO millpond_message ({COLUMNS}) SELECT gen_random_uuid(), %s, %s, %s::bigint + n, 'PENDING', %s, "
     "%s::bigint + n FROM generate_series(1, %s) n"
 )
 Contestant = Callable[[Path, str], Awaitable[None]]
-"""Handles all messages, and leaves in the folder when."""
+"""Handles all messages and writes their times to the folder."""
 
 
-async def handlers(ground: Ground, rows: int, rounds: int) -> list[Measurement]:
-    return await Handlers(ground, max(rows // 20, 100)).measure(rounds)
+async def handlers(setup: Setup, rows: int, rounds: int) -> list[Measurement]:
+    return await Handlers(setup, max(rows // 20, 100)).measure(rounds)
 
 
 class Handlers:
-    def __init__(self, ground: Ground, count: int) -> None:
-        self._ground = ground
+    def __init__(self, setup: Setup, count: int) -> None:
+        self._setup = setup
         self._count = count
         self._whole: dict[str, list[float]] = {}
-        """The seconds of whole runs, start and end included."""
+        """Seconds of complete runs, including start and end."""
 
     async def measure(self, rounds: int) -> list[Measurement]:
-        """A first round warms everything up."""
+        """The first round is a warm-up."""
         count = self._count
         no_op = await take_turns(
             {
@@ -82,10 +82,10 @@ class Handlers:
         whole = self._whole.setdefault(f"{kind} {contestant.__name__.strip('_')}", [])
 
         async def timed() -> float:
-            self._ground.execute("TRUNCATE message, message_archive")
-            with psycopg.connect(self._ground.url, autocommit=True) as connection:
-                connection.execute(FILL, (QUEUE, PRIORITY, PRIORITY, BASE, PAYLOAD, BASE, self._count))
-                connection.execute("VACUUM ANALYZE message")
+            self._setup.execute("TRUNCATE millpond_message, millpond_archive")
+            with psycopg.connect(self._setup.url, autocommit=True) as connection:
+                connection.execute(FILL, (QUEUE, PRIORITY, BASE, PAYLOAD, BASE, self._count))
+                connection.execute("VACUUM ANALYZE millpond_message")
                 connection.execute("CHECKPOINT")
             with tempfile.TemporaryDirectory(prefix="millpond-bench-") as folder:
                 began = time.monotonic()
@@ -96,17 +96,17 @@ class Handlers:
         return timed
 
     def _module(self, folder: Path, kind: str) -> str:
-        """What both kinds of workers import."""
+        """Write the module that both kinds of workers import."""
         name = f"handled_{uuid4().hex}"
-        made = f"pond_at({self._ground.url!r}, {str(folder)!r}, {kind!r})"
+        made = f"pond_at({self._setup.url!r}, {str(folder)!r}, {kind!r})"
         (folder / f"{name}.py").write_text(f"from bench.spark.handled import pond_at\npond = {made}\n")
         return name
 
     async def _spark(self, folder: Path, kind: str) -> None:
-        pond, at = handled.pond_at(self._ground.url, str(folder), kind), f"{self._module(folder, kind)}:pond"
-        sys.path[:0] = [str(folder), str(ROOT)]  # a local Spark's tasks look where we do
+        pond, at = handled.pond_at(self._setup.url, str(folder), kind), f"{self._module(folder, kind)}:pond"
+        sys.path[:0] = [str(folder), str(ROOT)]  # tasks of a local Spark use our path
         try:
-            await asyncio.to_thread(millpond.spark.run, pond, self._ground.spark, at=at, tasks=TASKS, until_idle=True)
+            await asyncio.to_thread(millpond.spark.run, pond, self._setup.spark, at=at, tasks=TASKS, until_idle=True)
         finally:
             del sys.path[:2]
 
@@ -120,8 +120,8 @@ class Handlers:
 
     async def _micro_batches(self, folder: Path, kind: str) -> None:
         def drain() -> None:
-            options = {"url": self._ground.url, "queue": QUEUE, "stream": uuid4().hex, "minPartitions": TASKS}
-            stream = self._ground.spark.readStream.format("millpond").options(
+            options = {"url": self._setup.url, "queue": QUEUE, "stream": uuid4().hex, "minPartitions": TASKS}
+            stream = self._setup.spark.readStream.format("millpond").options(
                 **options, maxMessagesPerTrigger=PER_TRIGGER
             )
             rows = stream.load().select("id", "payload").mapInArrow(handled.batches(str(folder), kind), "id string")

@@ -1,4 +1,4 @@
-"""How many records Spark read from files, by its own metrics."""
+"""The number of records that Spark read from files, by its metrics."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import Any
 
 @contextmanager
 def records_read(spark: Any) -> Iterator[list[int]]:
-    """Of what runs meanwhile; one number, when it is over."""
+    """The list receives one number at the end: the records read during the block."""
     before = _stages(spark)
     found: list[int] = []
     yield found

@@ -1,4 +1,4 @@
-"""A report over a lake of many messages: how often it reads them, and its time as a part of one plain full scan's."""
+"""A report on a large lake: the number of passes over the messages, and its time relative to one full scan."""
 
 import tempfile
 import time
@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import Measurement, Work, ratio, single, take_turns
-from bench.spark.ground import PAYLOAD, Ground
 from bench.spark.passes import records_read
+from bench.spark.setup import PAYLOAD, Setup
 from millpond.spark.report import ARCHIVE_COLUMNS, report
 
 ROWS = 5_000_000
-"""Of the lake, unless told; it is larger than what the other measurements use."""
+"""Default size of the lake; larger than in the other measurements."""
 DAYS, QUEUES = 7, 5
 _MICROS = f"{DAYS} * 86400000000"
 # Waiting and handling times from a millisecond to minutes; one in twenty fails, one in ten has been retried.
@@ -28,13 +28,13 @@ cast(exp(rand(1) * 11) * 1000 AS bigint) AS waited, cast(exp(rand(2) * 9) * 1000
 """
 
 
-async def measure_report(ground: Ground, rows: int, rounds: int) -> list[Measurement]:
-    """Each reads the columns of a report from the same files; a first round warms everything up."""
+async def measure_report(setup: Setup, rows: int, rounds: int) -> list[Measurement]:
+    """Both sides read the columns of a report from the same files; the first round is a warm-up."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "lake")
-        ground.spark.sql(_MESSAGES, args={"rows": rows}).write.parquet(path)
-        messages = ground.spark.read.parquet(path)
-        with records_read(ground.spark) as read:
+        setup.spark.sql(_MESSAGES, args={"rows": rows}).write.parquet(path)
+        messages = setup.spark.read.parquet(path)
+        with records_read(setup.spark) as read:
             found = report(messages)
         assert found.rows("summary")[0]["settled"] == rows
         scan = messages.select(*ARCHIVE_COLUMNS)
@@ -53,7 +53,7 @@ async def measure_report(ground: Ground, rows: int, rounds: int) -> list[Measure
             "its messages",
             passes,
             "ratio",
-            # What else it reads are its own groups.
+            # The rest are its own groups.
             at_most=1.01,
         ),
         ratio(

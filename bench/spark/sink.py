@@ -4,19 +4,19 @@ import time
 from collections.abc import Callable
 
 from bench.measure import Measurement, Work, ratio, take_turns
-from bench.spark.ground import JDBC, PAYLOAD, Ground
+from bench.spark.setup import JDBC, PAYLOAD, Setup
 
 ATOMIC, LOOSE, BEST, PLAIN = "atomic", "atomic=false", "JDBC, reWriteBatchedInserts", "JDBC, plain"
 BARS = ((LOOSE, BEST, 1.1), (ATOMIC, BEST, 0.6), (ATOMIC, PLAIN, 1.3))
 
 
-async def sink(ground: Ground, rows: int, rounds: int) -> list[Measurement]:
-    """Each way takes its turn in every round, into empty tables; a first round warms everything up."""
+async def sink(setup: Setup, rows: int, rounds: int) -> list[Measurement]:
+    """All ways alternate in every round, into empty tables; the first round is a warm-up."""
     works = {
-        ATOMIC: _work(ground, lambda: _ours(ground, rows, atomic=True)),
-        LOOSE: _work(ground, lambda: _ours(ground, rows, atomic=False)),
-        BEST: _work(ground, lambda: _jdbc(ground, rows, rewrite=True)),
-        PLAIN: _work(ground, lambda: _jdbc(ground, rows, rewrite=False)),
+        ATOMIC: _work(setup, lambda: _ours(setup, rows, atomic=True)),
+        LOOSE: _work(setup, lambda: _ours(setup, rows, atomic=False)),
+        BEST: _work(setup, lambda: _jdbc(setup, rows, rewrite=True)),
+        PLAIN: _work(setup, lambda: _jdbc(setup, rows, rewrite=False)),
     }
     took = await take_turns(works, rounds + 1)
     found = []
@@ -27,10 +27,10 @@ async def sink(ground: Ground, rows: int, rounds: int) -> list[Measurement]:
     return found
 
 
-def _work(ground: Ground, write: Callable[[], None]) -> Work:
+def _work(setup: Setup, write: Callable[[], None]) -> Work:
     async def timed() -> float:
-        tables = ", ".join(f"{prefix}message" for prefix in ("", JDBC))
-        ground.execute(f"TRUNCATE {tables}", "VACUUM message_staging, message_lot", "CHECKPOINT")
+        tables = ", ".join(f"{prefix}message" for prefix in ("millpond_", JDBC))
+        setup.execute(f"TRUNCATE {tables}", "VACUUM millpond_staging, millpond_lot", "CHECKPOINT")
         began = time.monotonic()
         write()
         return time.monotonic() - began
@@ -38,24 +38,23 @@ def _work(ground: Ground, write: Callable[[], None]) -> Work:
     return timed
 
 
-def _ours(ground: Ground, rows: int, *, atomic: bool) -> None:
-    frame = ground.spark.range(0, rows, 1, 2).selectExpr(f"cast(repeat('x', {PAYLOAD}) as binary) as payload")
-    options = {"url": ground.url, "queue": "bench", "atomic": str(atomic).lower()}
+def _ours(setup: Setup, rows: int, *, atomic: bool) -> None:
+    frame = setup.spark.range(0, rows, 1, 2).selectExpr(f"cast(repeat('x', {PAYLOAD}) as binary) as payload")
+    options = {"url": setup.url, "queue": "bench", "atomic": str(atomic).lower()}
     frame.write.format("millpond").mode("append").options(**options).save()
 
 
-def _jdbc(ground: Ground, rows: int, *, rewrite: bool) -> None:
+def _jdbc(setup: Setup, rows: int, *, rewrite: bool) -> None:
     now = time.time_ns() // 1000
-    frame = ground.spark.range(0, rows, 1, 2).selectExpr(
-        # In order, which is best for an index.
+    frame = setup.spark.range(0, rows, 1, 2).selectExpr(
+        # In ascending order, the best case for an index.
         "format_string('01900000-0000-7000-8000-%012x', id) as id",
         f"{now}L as created_at",
         f"{now}L as due_at",
         "cast(50 as short) as priority",
-        "cast(50 as short) as lane",
         "'PENDING' as state",
         "'bench' as queue",
         f"cast(repeat('x', {PAYLOAD}) as binary) as payload",
     )
-    options = {**ground.jdbc(rewrite=rewrite), "dbtable": f"{JDBC}message", "batchsize": "10000"}
+    options = {**setup.jdbc(rewrite=rewrite), "dbtable": f"{JDBC}message", "batchsize": "10000"}
     frame.write.format("jdbc").mode("append").options(**options).save()

@@ -12,29 +12,30 @@ from typing import Any
 
 from bench.measure import Measurement, Work, ratio, take_turns
 from bench.side import QUEUE
-from bench.spark.ground import Ground
+from bench.spark.setup import Setup
 from bench.store_side import StoreSide, open_store
 from millpond.spark.source import MillpondSource
+from millpond.table_prefix import TABLE_PREFIX
 
 BATCHES = 6
 WARM_UP = 2
-"""Batches at the beginning of a query that do not count: the first ones start processes and connect."""
+"""The first batches of a query do not count: they start processes and connect."""
 DRAIN = 500
-"""Messages that the store claims and acks at once, as in `bench`."""
+"""Messages per claim and ack of the store, as in `bench`."""
 BARS = {100_000: 0.5, 10_000: 0.25}
 OWN_SHARE_AT = 10_000
 OWN_SHARE = 0.4
 
 
-async def stream(ground: Ground, rows: int, rounds: int) -> list[Measurement]:
-    """`rows` bounds what a query takes; of its batches the first ones do not count."""
+async def stream(setup: Setup, rows: int, rounds: int) -> list[Measurement]:
+    """`rows` limits the messages of a query; its first batches do not count."""
     found = []
-    store = await open_store(ground.url)
+    store = await open_store(setup.url)
     try:
-        # Of a smaller run both are the same.
+        # In a smaller run both are the same.
         for size, bar in {min(size, rows // BATCHES): bar for size, bar in BARS.items()}.items():
             shares: list[float] = []
-            works = {"ours": _streamed(ground, size, shares), "theirs": _drained(ground, store, size)}
+            works = {"ours": _streamed(setup, size, shares), "theirs": _drained(setup, store, size)}
             took = await take_turns(works, rounds + 1)
             what = f"{size:,} messages a trigger"
             name = f"spark-stream-{size}"
@@ -47,27 +48,27 @@ async def stream(ground: Ground, rows: int, rounds: int) -> list[Measurement]:
     return found
 
 
-def _streamed(ground: Ground, size: int, shares: list[float]) -> Work:
-    """Seconds of a trigger when the query has warmed up, and our part of them."""
+def _streamed(setup: Setup, size: int, shares: list[float]) -> Work:
+    """Seconds of a trigger after the warm-up, and our share of them."""
 
     async def run() -> float:
-        await _fill(ground, BATCHES * size)
-        batches, own = _query(ground, size)
+        await _fill(setup, BATCHES * size)
+        batches, own = _query(setup, size)
         whole = [b["durationMs"]["triggerExecution"] / 1000 for b in batches]
         shares.append(sum(own[WARM_UP:]) / sum(whole[WARM_UP:]))
-        # From the beginning of one to the end of another: what Spark does between triggers counts too.
+        # From the start of one trigger to the end of another: Spark's work between triggers counts too.
         begin, last = (datetime.fromisoformat(batches[n]["timestamp"]) for n in (WARM_UP, -1))
         return (last - begin + timedelta(seconds=whole[-1])).total_seconds() / (BATCHES - WARM_UP)
 
     return run
 
 
-def _query(ground: Ground, size: int) -> tuple[Sequence[dict[str, Any]], Sequence[float]]:
-    """What Spark tells of each batch of a query over all that is there, and the seconds of its calls of ours."""
+def _query(setup: Setup, size: int) -> tuple[Sequence[dict[str, Any]], Sequence[float]]:
+    """Spark's progress for each batch of a query over all messages, and the seconds of its calls to our source."""
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as folder:
         calls = Path(folder, "calls")
-        ground.spark.dataSource.register(_timed(str(calls)))
-        source = ground.spark.readStream.format("millpond_timed").options(url=ground.url, queue=QUEUE, stream="bench")
+        setup.spark.dataSource.register(_timed(str(calls)))
+        source = setup.spark.readStream.format("millpond_timed").options(url=setup.url, queue=QUEUE, stream="bench")
         source = source.option("maxMessagesPerTrigger", size).option("minPartitions", 2)
         writer = source.load().writeStream.format("noop").option("checkpointLocation", f"{folder}/checkpoint")
         query = writer.trigger(availableNow=True).start()
@@ -80,7 +81,7 @@ def _query(ground: Ground, size: int) -> tuple[Sequence[dict[str, Any]], Sequenc
 
 
 def _timed(file: str) -> type[MillpondSource]:
-    """The source, noting how long each of its driver's calls takes. Local, so that Spark's processes need no import."""
+    """The source with timed calls of its driver. A local class: Spark's processes need no import for it."""
 
     class TimedSource(MillpondSource):
         @classmethod
@@ -90,7 +91,7 @@ def _timed(file: str) -> type[MillpondSource]:
         def streamReader(self, schema: Any) -> Any:
             import time
 
-            from millpond.spark.stream import StreamReader
+            from millpond.spark.stream.reader import StreamReader
 
             class TimedReader(StreamReader):
                 def _run(self, work: Any) -> Any:
@@ -107,23 +108,23 @@ def _timed(file: str) -> type[MillpondSource]:
 
 
 def _by_batch(lines: Sequence[str]) -> Sequence[float]:
-    """The seconds of the calls of each batch: it begins where the engine asks for the latest offset."""
+    """Seconds of the calls of each batch. A batch begins when the engine asks for the latest offset."""
     sums: list[float] = []
     for line in lines:
         name, seconds = line.split()
         if name == "latest":
             sums.append(0.0)
-        if sums and name != "waiting":  # reportLatestOffset, which is asked for the progress that people see
+        if sums and name != "waiting":  # reportLatestOffset, called for progress reports
             sums[-1] += float(seconds)
     return sums
 
 
-def _drained(ground: Ground, store: StoreSide, size: int) -> Work:
-    """Seconds of so many messages through claim and ack."""
+def _drained(setup: Setup, store: StoreSide, size: int) -> Work:
+    """Seconds for claiming and acking a number of messages."""
 
     async def run() -> float:
         count = BATCHES * size
-        await _fill(ground, count)
+        await _fill(setup, count)
         return await store.drain(count, DRAIN) / BATCHES
 
     return run
@@ -132,11 +133,13 @@ def _drained(ground: Ground, store: StoreSide, size: int) -> Work:
 _numbers = itertools.count(1)
 
 
-async def _fill(ground: Ground, count: int) -> None:
-    ground.execute("TRUNCATE message, message_archive, message_stream, message_stream_claim, message_stream_message")
-    # Each time later ones: a store remembers where its last claim ended.
-    await ground.database.fill(ground.url, "", next(_numbers) * 10_000_000, count)
-    ground.execute("VACUUM ANALYZE message", "CHECKPOINT")
+async def _fill(setup: Setup, count: int) -> None:
+    setup.execute(
+        "TRUNCATE millpond_message, millpond_archive, millpond_stream, millpond_stream_claim, millpond_stream_message"
+    )
+    # Later messages each time: a store remembers where its last claim ended.
+    await setup.database.fill(setup.url, TABLE_PREFIX, next(_numbers) * 10_000_000, count)
+    setup.execute("VACUUM ANALYZE millpond_message", "CHECKPOINT")
 
 
 def _share(name: str, what: str, shares: Sequence[float], at_most: float | None) -> Measurement:

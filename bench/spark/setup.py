@@ -1,10 +1,11 @@
-"""What every measurement with Spark stands on: a private PostgreSQL, and one warm session with the JDBC driver."""
+"""The set-up of every measurement with Spark: a private PostgreSQL, and one session with the JDBC driver."""
 
 import asyncio
 import glob
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 from urllib.parse import quote
 
@@ -13,15 +14,16 @@ import psycopg
 import millpond
 import millpond.spark
 from bench.databases import PostgresDatabase
+from millpond.table_prefix import TABLE_PREFIX
 from millpond.transports.url import Url
 
 JDBC = "jdbc_"
-"""The prefix of the tables that JDBC uses, made by the same migrations."""
+"""The prefix of the tables for JDBC, created by the same migrations."""
 PAYLOAD = 200
 
 
 @dataclass
-class Ground:
+class Setup:
     spark: Any
     database: PostgresDatabase
     url: str
@@ -30,7 +32,7 @@ class Ground:
     def jdbc(self, *, rewrite: bool) -> dict[str, str]:
         """Options of Spark's JDBC source for the same database."""
         url = Url(self.url)
-        # Text goes where a UUID is wanted.
+        # stringtype: text is accepted for a UUID column.
         parameters = f"stringtype=unspecified&reWriteBatchedInserts={str(rewrite).lower()}"
         return {
             "url": f"jdbc:postgresql://{url.host}:{url.port}{quote(url.path)}?{parameters}",
@@ -46,7 +48,7 @@ class Ground:
 
 
 def jdbc_driver() -> str:
-    """Where Debian's package puts it."""
+    """The path of Debian's package."""
     found = glob.glob("/usr/share/java/postgresql.jar")
     if not found:
         raise SystemExit("Spark's JDBC needs PostgreSQL's driver: apt-get install libpostgresql-jdbc-java")
@@ -54,15 +56,15 @@ def jdbc_driver() -> str:
 
 
 @contextmanager
-def ground() -> Iterator[Ground]:
-    """Started once for all measurements."""
+def set_up() -> Iterator[Setup]:
+    """Start PostgreSQL and Spark, once for all measurements."""
     settings = {"spark.jars": jdbc_driver(), "spark.driver.memory": "2g"}
     database = PostgresDatabase()
     try:
         spark = millpond.spark.session("millpond-bench", "local[2]", settings)
         try:
-            with on(database, spark) as place:
-                yield place
+            with set_up_on(database, spark) as setup:
+                yield setup
         finally:
             spark.stop()
     finally:
@@ -70,16 +72,18 @@ def ground() -> Iterator[Ground]:
 
 
 @contextmanager
-def on(database: PostgresDatabase, spark: Any) -> Iterator[Ground]:
-    """With a session whose JVM has the JDBC driver."""
+def set_up_on(database: PostgresDatabase, spark: Any) -> Iterator[Setup]:
+    """A set-up on a server and on a session whose JVM has the JDBC driver."""
     url = database.create()
     try:
         asyncio.run(_migrate(url))
-        yield Ground(spark, database, url, {"spark": spark.version, **database.facts()})
+        yield Setup(
+            spark, database, url, {"spark": spark.version, "date": date.today().isoformat(), **database.facts()}
+        )
     finally:
         database.drop(url)
 
 
 async def _migrate(url: str) -> None:
-    for prefix in ("", JDBC):
+    for prefix in (TABLE_PREFIX, JDBC):
         await (await millpond.connect(url, migrate=True, table_prefix=prefix)).close()
