@@ -1,4 +1,4 @@
-"""Orders come in, priced orders go out: `python -m examples.enrich.job CHECKPOINT`."""
+"""Read orders from one queue, publish priced orders to another: `python -m examples.enrich.job CHECKPOINT`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ORDER = "sku string, quantity int"
 
 
 def prices(spark: SparkSession) -> DataFrame:
-    """What goods cost; in a real shop, a table of the lake."""
+    """The price of each sku; in a real shop, a table of the lake."""
     return spark.createDataFrame([("teapot", 12.5), ("cup", 4.0)], "sku string, price double")
 
 
 def priced(orders: DataFrame, prices: DataFrame) -> DataFrame:
-    """A message for each order, in the queue where it belongs."""
+    """One message per order, for the queue `priced` or `unreadable`."""
     read = orders.withColumn("order", f.from_json(f.col("payload").cast("string"), ORDER))
     known = read.join(f.broadcast(prices), read["order.sku"] == prices["sku"], "left")
     body = f.struct("order.sku", "order.quantity", (f.col("price") * f.col("order.quantity")).alias("total"))
@@ -38,7 +38,7 @@ def priced(orders: DataFrame, prices: DataFrame) -> DataFrame:
 
 
 def start(spark: SparkSession, url: str, checkpoint: str, *, once: bool = False) -> StreamingQuery:
-    """Price orders as they come; `once`: those that are there, and then end."""
+    """Price orders as they arrive; with `once`, price the waiting ones and end."""
     orders = spark.readStream.format("millpond").options(url=url, queue="orders", stream="enrich").load()
     writer = (
         priced(orders, prices(spark)).writeStream.format("millpond").options(url=url, checkpointLocation=checkpoint)

@@ -1,1 +1,1 @@
-"""A shop on Millpond: web.py takes orders, worker.py ships them, shop.py is what they share."""
+"""A shop on Millpond: web.py takes orders, worker.py ships them, both use shop.py."""

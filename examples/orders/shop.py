@@ -1,4 +1,4 @@
-"""What the web application and the worker share: the tables, the database, the pond."""
+"""The tables, the database and the pond of the web application and the worker."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The shop's front: an order and its message are stored together, or not at all."""
+"""Take orders: an order and its message are stored together, or not at all."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""The shop's back: each order is shipped once, however often its message is delivered."""
+"""Ship orders: each order is shipped once, even if its message is delivered several times."""
 
 import msgspec
 

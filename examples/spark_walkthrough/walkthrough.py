@@ -1,6 +1,6 @@
 # %% [markdown]
 # # Spark and a queue
-# Publish, read a batch, stream, settle, and write back. Java 17 and `millpond[spark]` are all it takes.
+# Publish, read a batch, stream, settle, and write back. It needs only Java 17 and `millpond[spark]`.
 
 # %%
 import asyncio
@@ -19,7 +19,7 @@ spark = millpond.spark.session("walkthrough", "local[2]")
 
 # %% [markdown]
 # ## Publish
-# As an application does it. The tables are made on the way.
+# The same call as in an application. `migrate=True` creates the tables.
 
 
 # %%
@@ -36,7 +36,7 @@ asyncio.run(publish())
 
 # %% [markdown]
 # ## Read a batch
-# A look at what waits; nothing is claimed by it. The database answers the filter.
+# Read the waiting messages without claiming them. The database applies the filter.
 
 # %%
 waiting = spark.read.format("millpond").options(url=url, columns="queue,state,payload,created_at").load()
@@ -45,8 +45,8 @@ waiting.where("queue = 'orders'").select(order).groupBy("order.sku").agg(f.sum("
 
 # %% [markdown]
 # ## Stream, and settle each message
-# The stream claims messages, fifteen at a time. The job decides about each: orders of nothing are rejected, the rest
-# are acknowledged. Decisions take effect when Spark has committed the batch, so that a crash repeats it unchanged.
+# The stream claims messages, fifteen at a time. The job decides about each: orders with quantity 0 are rejected, the
+# rest are acknowledged. Decisions take effect when Spark has committed the batch; a crash repeats the batch unchanged.
 
 # %%
 stream = (
@@ -58,7 +58,7 @@ stream = (
 
 def handle(batch: DataFrame, number: int) -> None:
     orders = batch.select("id", "key", order).select("id", "key", "order.*").cache()
-    # Back into a queue, in one transaction; under its name a repeated batch is published no second time.
+    # Write to a queue in one transaction. Its name, `txn`, keeps a repeated batch from being published again.
     orders.where("quantity > 0").select("key", "sku", "quantity").write.format("millpond").mode("append").options(
         url=url, queue="to-be-shipped", txn=f"walkthrough-{number}"
     ).save()
@@ -78,8 +78,8 @@ query = (
 query.awaitTermination()
 
 # %% [markdown]
-# ## What became of them
-# Settled messages are in the archive, with the reason of those that failed.
+# ## Read the results
+# Settled messages are in the archive; failed ones have a reason.
 
 # %%
 archive = spark.read.format("millpond").options(url=url, table="archive").load()
@@ -87,8 +87,8 @@ archive.groupBy("queue", "state", "reason").count().show(truncate=False)
 
 # %% [markdown]
 # ## The sink of a stream
-# From queue to queue without a line of Python for each batch: the stream below moves what is to be shipped to the
-# queue of the warehouse. Restarted with its checkpoint, it goes on where it was.
+# From queue to queue without Python code for each batch: the stream below moves messages from `to-be-shipped` to the
+# queue of the warehouse. Restarted with its checkpoint, it continues where it stopped.
 
 # %%
 shipping = spark.readStream.format("millpond").options(url=url, queue="to-be-shipped", stream="shipping").load()
