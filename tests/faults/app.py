@@ -16,7 +16,7 @@ from pathlib import Path
 from millpond import Delivery, Millpond, Retry
 from millpond.telemetry import Event, LeasesLost, Reaped, Reconnected
 from tests.faults.aim import Aimed, take_aim
-from tests.faults.clock import FileClock
+from tests.file_clock import FileClock
 from tests.faults.effects import INSIDE, OUTSIDE, Effects, run_of
 from tests.faults.history import History
 from tests.faults.plan import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import millpond
-from tests.faults.clock import FileClock
+from tests.file_clock import FileClock
 from tests.faults.conftest import Everywhere
 from tests.faults.load import load
 from tests.faults.processes import Process, stop

@@ -16,8 +16,8 @@ from uuid import UUID
 
 import millpond
 from millpond import Ack, Claim, Message, Nack, Transport
-from millpond.clock import SECOND, SystemClock
 from millpond.seam.workers import Presence
+from tests.file_clock import FileClock
 
 Role = Callable[..., Awaitable[None]]
 ROLES: dict[str, Role] = {}
@@ -55,16 +55,6 @@ class Inbox:
         task = asyncio.create_task(self.receive())
         yield task
         task.cancel()
-
-
-class FileClock:
-    """The system's clock with an offset in hours that a file holds: a database clock that tests can set."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def now(self) -> int:
-        return SystemClock().now() + round(float(self._path.read_text()) * 3600 * SECOND)
 
 
 async def connect(url: str, clock: str | None = None) -> Transport:

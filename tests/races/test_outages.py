@@ -13,8 +13,9 @@ import millpond
 from millpond import Ack, Claim, Message, State, Transport
 from millpond.transports.url import Url
 from servers import Proxy
+from tests.file_clock import FileClock
 from tests.races.processes import Actors, report
-from tests.races.roles import FileClock, beating, connect
+from tests.races.roles import beating, connect
 from tests.triggers import execute
 from tests.waiting import until
 
@@ -135,7 +136,8 @@ async def test_a_step_of_the_database_clock(
 ) -> None:
     """A killed worker's claims come back in seconds; a living worker keeps its own, also with a short lease."""
     offset = tmp_path / "hours"
-    offset.write_text("0")
+    clock = FileClock(offset)
+    clock.step(0)
     reaper = await connect(url, str(offset))
     await publish(reaper, 2 * COUNT)
     joined = {"url": url, "queue": "q", "count": COUNT, "join": True, "by_worker": True, "clock": str(offset)}
@@ -151,12 +153,12 @@ async def test_a_step_of_the_database_clock(
         await killed.kill()
         at = time.monotonic()
         for step in range(1, 4):  # the clock makes further steps while the dead worker is judged
-            offset.write_text(f"{hours * step}")
+            clock.step(hours * step)
             await asyncio.sleep(0.5)
         claims = await claim_all(reaper, COUNT)
         seconds = time.monotonic() - at
         assert len(claims) == COUNT
-        assert {claim.due_us <= FileClock(offset).now() for claim in claims} == {True}
+        assert {claim.due_us <= clock.now() for claim in claims} == {True}
         assert False not in beats
         kept = time.monotonic() + 6
         while time.monotonic() < kept:  # two leases of the living worker
