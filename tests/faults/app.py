@@ -16,10 +16,10 @@ from pathlib import Path
 from millpond import Delivery, Millpond, Retry
 from millpond.telemetry import Event, LeasesLost, Reaped, Reconnected
 from tests.faults.aim import Aimed, take_aim
-from tests.file_clock import FileClock
 from tests.faults.effects import INSIDE, OUTSIDE, Effects, run_of
 from tests.faults.history import History
 from tests.faults.plan import Plan
+from tests.file_clock import FileClock
 
 _PR_SET_PDEATHSIG = 1
 

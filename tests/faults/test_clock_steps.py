@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import millpond
-from tests.file_clock import FileClock
 from tests.faults.conftest import Everywhere
 from tests.faults.load import load
 from tests.faults.processes import Process, stop
 from tests.faults.setup import ALL, Setup
+from tests.file_clock import FileClock
 from tests.waiting import until
 
 
