@@ -14,6 +14,7 @@ from millpond import Message, StoreUnavailable
 from servers import Proxy
 from tests.deployment.work import everything_at_once
 from tests.rooms.transactions.callers import address, sqlalchemy_url
+from tests.waiting import until
 
 CALL_TIMEOUT = 1.0
 """Short, but longer than a call takes on a busy machine."""
@@ -132,3 +133,18 @@ async def test_a_black_hole_on_the_callers_own_engine(postgres_url: str, postgre
     await store.claim(["q"])
     await store.close()
     await engine.dispose()
+
+
+async def test_a_cancelled_close_leaves_no_connection(url: str) -> None:
+    await (await millpond.connect(url, migrate=True)).close()
+    for steps in range(0, 24, 2):
+        store = await millpond.connect(url)
+        await store.workers.join()
+        await store.publish([Message(queue="q", payload=b"1")])
+        closing = asyncio.create_task(store.close())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        await store.close()
+    await until(lambda: connections(url) == 0, "the end of all sessions")

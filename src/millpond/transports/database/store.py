@@ -511,8 +511,10 @@ class DatabaseStore:
             self._listening = asyncio.create_task(self.runner.engine.listen(self.dialect.channel, self.hints.notified))
 
     async def close(self) -> None:
-        if not self._closing:
-            self._closing = True
+        if self._closing:
+            return
+        self._closing = True
+        try:
             await self._groups.flush()
             self.runner.closed = True
             self.hints.wake()
@@ -520,6 +522,8 @@ class DatabaseStore:
                 self._listening.cancel()
                 await asyncio.wait([self._listening])
             await self.workers.leave()
+        finally:  # also if the caller is cancelled: a second close would do nothing
+            self.runner.closed = True
             await self.runner.engine.close()
 
 

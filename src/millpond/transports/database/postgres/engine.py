@@ -104,14 +104,18 @@ class PostgresEngine:
                 except TimeoutError:
                     await connection.fetchval("SELECT 1", timeout=_PROBE_EVERY)
         finally:
-            connection.terminate()
+            await _end(connection)
 
     async def discard(self, worker: int) -> None:
         """Do nothing: the server frees a lock with its session."""
 
     async def close(self) -> None:
-        await self._recent_connections.close()
-        await self._pool.close()
+        try:
+            await self._recent_connections.close()
+            await self._pool.close()
+        except BaseException:
+            self._pool.terminate()
+            raise
 
 
 class PostgresSession:
@@ -128,7 +132,13 @@ class PostgresSession:
             return await drive_async(steps(), _executor(self._connection))
 
     async def close(self) -> None:
-        self._connection.terminate()
+        await _end(self._connection)
+
+
+async def _end(connection: Any) -> None:
+    """Close at once, without a word to the server. The socket is closed in the loop's next round."""
+    connection.terminate()
+    await asyncio.sleep(0)
 
 
 def _executor(connection: Any) -> Callable[[Step], Any]:

@@ -214,14 +214,16 @@ class WorkerPresence:
     async def leave(self) -> None:
         """Remove the row, then free the lock. Claims that it still holds get separate leases."""
         self.left, self._alive = True, False
-        if self._session is not None:
-            d = self._engine.dialect
-            # Without a connection the row stays until a reaper removes it.
-            with contextlib.suppress(Exception):
-                async with self._lock, asyncio.timeout(_BEAT_WITHIN):
-                    await self._detach_held(self._session)
-                    await self._session.run(lambda: forget(d, self.id))
-        await self._drop()
+        try:
+            if self._session is not None:
+                d = self._engine.dialect
+                # Without a connection the row stays until a reaper removes it.
+                with contextlib.suppress(Exception):
+                    async with self._lock, asyncio.timeout(_BEAT_WITHIN):
+                        await self._detach_held(self._session)
+                        await self._session.run(lambda: forget(d, self.id))
+        finally:  # also if the caller is cancelled
+            await self._drop()
         await self._engine.discard(self.id)
 
     async def _detach_held(self, session: Session) -> None:
