@@ -35,7 +35,7 @@ STEPS = (
     *("begin", "fence", "copy dedupe", "await ids", "switch source", "add settings", "copy schedules"),
     *("switch target", "drop schedules", "switch other", "copy", "remove", "activate", "end"),
 )
-KILLING = ("moves", "moving_ids", "moving_unique", "moving_periodic", "sweep")
+KILLING = ("moves", "moving_ids", "moving_unique", "moving_periodic", "sweep", "restored_shard")
 """Tests that kill movers."""
 FIRST = MapChange("-55", "a", "b")
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("patient")]

@@ -84,3 +84,12 @@ def test_a_subset_by_name_or_exact_range() -> None:
 def test_a_subset_that_does_not_match_the_map_is_an_error(wanted: str) -> None:
     with pytest.raises(InvalidOption):
         ShardMap.even("p", ["a", "b", "c", "d"]).select([wanted])
+
+
+@pytest.mark.parametrize("name", ["80-", "40-80", "ab-cd"])
+def test_a_new_shard_is_not_named_like_a_key_range(name: str) -> None:
+    """`millpond shards move 80- --to c` would move all ranges of that shard."""
+    with pytest.raises(InvalidOption, match="also a key range"):
+        ShardMap.even("pond", ["a", name])
+    with pytest.raises(InvalidOption, match="also a key range"):
+        ShardMap.even("pond", ["a"]).with_shard(name)

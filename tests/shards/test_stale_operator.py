@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ async def test_a_shard_is_not_added_beside_a_move(
     begin = DatabaseMoving.begin
     moved: list[bool] = []
 
-    async def late(self: DatabaseMoving, change: MapChange | None) -> Any:
+    async def late(self: DatabaseMoving, change: MapChange | None, *args: Any, **options: Any) -> Any:
         if change is None and not moved:
             moved.append(True)
             if kill is None:
@@ -45,7 +46,7 @@ async def test_a_shard_is_not_added_beside_a_move(
             else:
                 with pytest.raises(Killed):
                     await run(urls, kill)
-        return await begin(self, change)
+        return await begin(self, change, *args, **options)
 
     monkeypatch.setattr(DatabaseMoving, "begin", late)
     more = [*urls, f"sqlite:///{tmp_path / 'd'}.db"]
@@ -55,3 +56,27 @@ async def test_a_shard_is_not_added_beside_a_move(
     assert await versions(urls) == {(2, None)}
     map_ = await transports.add_shard(more, "d")
     assert (map_.version, map_.ranges_of("b")) == (3, ["-aa"])
+
+
+async def test_an_abort_undoes_only_the_change_that_it_found(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another operator undid that one meanwhile, and began a change that is past its point of no return."""
+    with pytest.raises(Killed):
+        await run(urls, ("switch source", 1))
+    read, raced = DatabaseMoving.pending, asyncio.Event()
+    change = MapChange("55-aa", "b", "c")
+
+    async def late(self: DatabaseMoving) -> Any:
+        found = await read(self)
+        if not raced.is_set() and found.change is not None:
+            raced.set()
+            await transports.abort_move(urls)
+            with pytest.raises(Killed):
+                await run(urls, ("switch target", 1), change=change)
+        return found
+
+    monkeypatch.setattr(DatabaseMoving, "pending", late)
+    with pytest.raises(ShardMapMismatch, match="nothing was undone"):
+        await transports.abort_move(urls)
+    assert {one.change for one in await transports.shard_status(urls)} == {None, str(change)}
+    await transports.move_range(urls, change.range, "c")
+    assert await versions(urls) == {(2, None)}

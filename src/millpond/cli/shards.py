@@ -94,6 +94,10 @@ async def status(pond: Pond, json: Json = False) -> None:
             typer.echo(f"pending change: {plain(one.change)}; the same command continues it", err=True)
     if not any(one.change for one in found) and (copies := sum(one.incoming or 0 for one in found)):
         typer.echo(f"{copies:,} copies of a sweep that was interrupted; finish it: millpond shards sweep", err=True)
+    if not any(one.change for one in found) and len({one.version for one in found if one.version is not None}) > 1:
+        typer.echo(
+            "an old shard map, as after a restore; give the newest to all shards: millpond shards sweep", err=True
+        )
     rows = [_line(one) for one in found]
     table(["shard", "key ranges", "map", "live", "answer", "url"], rows, right=range(2, 5), empty="no shards")
 

@@ -54,6 +54,11 @@ class KeyRange(msgspec.Struct, frozen=True, order=True):
         return self.start <= point < self.stop
 
 
+def is_range(text: str) -> bool:
+    """Whether a text is written as a key range."""
+    return _TEXT.fullmatch(text.lower()) is not None
+
+
 def _point(digits: str) -> int:
     return int(digits.ljust(16, "0"), 16)
 

@@ -12,7 +12,7 @@ import msgspec
 
 from millpond.errors import InvalidOption, ShardMapChanged, ShardMapMismatch, WrongShard
 from millpond.message import Draft
-from millpond.transports.key_range import KeyRange
+from millpond.transports.key_range import KeyRange, is_range
 from millpond.transports.routing import RING, ring_point
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,62}")
@@ -37,6 +37,7 @@ class ShardMap(msgspec.Struct, frozen=True, dict=True):
     @classmethod
     def even(cls, pond: str, names: Sequence[str]) -> ShardMap:
         """Ranges of equal size in the order of the names, with the boundaries that Vitess would choose."""
+        _check_new(names)
         digits = 2 if len(names) <= 256 else 4
         steps = 16**digits
         starts = [(n * steps // len(names)) * (RING // steps) for n in range(len(names))]
@@ -117,6 +118,7 @@ class ShardMap(msgspec.Struct, frozen=True, dict=True):
 
     def with_shard(self, name: str) -> ShardMap:
         """The next version, with one more shard, which owns no range yet."""
+        _check_new([name])
         return ShardMap(self.pond, self.version + 1, (*self.shards, name), self.ranges).checked()
 
     def select(self, wanted: Iterable[str]) -> list[str]:
@@ -186,6 +188,13 @@ def check_routed(record: ShardRecord | None, routed: ShardRecord | None, databas
                     "nothing was published there. Write again, or restart the query: it reads the map when it begins",
                     record.map,
                 )
+
+
+def _check_new(names: Sequence[str]) -> None:
+    """Refuse the name of a new shard that commands would read as a key range."""
+    for name in names:
+        if isinstance(name, str) and is_range(name):
+            raise InvalidOption(f"the shard name {name} is also a key range; choose another one, such as s{name}")
 
 
 def check_names(names: Sequence[Any]) -> None:

@@ -6,7 +6,7 @@ waits for a first one whose reply was lost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -143,10 +143,15 @@ class DatabaseMoving(Room):
         return _pending((yield Query(self.d.sql(_FENCE), {})))
 
     @write
-    def begin(self, change: MapChange | None) -> Steps[Pending]:
-        """Become the mover: the highest epoch, and the pending change. None: continue, whatever is pending."""
+    def begin(self, change: MapChange | None, above: int = 0, *, undo: bool = False) -> Steps[Pending]:
+        """Become the mover: the highest epoch, and the pending change. None: continue, whatever is pending.
+
+        `above`: the highest epoch of any shard. `undo`: only if this change is still pending.
+        """
         yield Query(self.d.sql(_MAKE_FENCE), {})
         found = _pending((yield Query(self.d.sql(_LOCK_FENCE), {})))
+        if undo and found.change != change:
+            raise ShardMapMismatch("another operator has ended that change meanwhile; nothing was undone")
         if change is not None and found.change not in (None, change):
             raise ShardMapMismatch(
                 f"another change of the shard map is pending: {found.change}; finish it with the same command, or "
@@ -154,8 +159,9 @@ class DatabaseMoving(Room):
             )
         change = change or found.change
         text = None if change is None else msgspec.json.encode(change).decode()
-        yield Query(self.d.sql(_PLAN), {"epoch": found.epoch + 1, "pending": text})
-        return Pending(found.epoch + 1, change)
+        epoch = max(found.epoch, above) + 1
+        yield Query(self.d.sql(_PLAN), {"epoch": epoch, "pending": text})
+        return Pending(epoch, change)
 
     @write
     def fence(self, epoch: int) -> Steps[None]:
@@ -399,3 +405,11 @@ class DatabaseMoving(Room):
 
 def _plain(value: Any) -> Any:
     return bytes(value) if isinstance(value, bytearray | memoryview) else value
+
+
+async def become_mover(
+    coordinator: DatabaseMoving, rooms: Iterable[DatabaseMoving], change: MapChange | None, *, undo: bool = False
+) -> Pending:
+    """`begin` on the coordinator. A restored one may have a lower epoch than the others."""
+    above = max([(await room.pending()).epoch for room in rooms])
+    return await coordinator.begin(change, above, undo=undo)

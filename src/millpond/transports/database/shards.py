@@ -83,7 +83,8 @@ def _moved_away(
 ) -> ShardMapChanged:
     return ShardMapChanged(
         f"{describe(message)} belongs to shard {owner!r} by version {record.map.version} of the shard map, not to "
-        f"shard {record.name!r}; nothing was published there. Call again, or connect again with all URLs",
+        f"shard {record.name!r}; nothing was published there. Call again, or connect again with all URLs; if this goes "
+        "on, look at millpond shards status",
         record.map,
         stored,
     )

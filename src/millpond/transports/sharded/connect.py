@@ -13,6 +13,7 @@ from millpond.loop import gather_all
 from millpond.message import BODY_LIMIT, LIVE, new_id
 from millpond.seam.shards import ShardStatus
 from millpond.transports.database.common_rows import CommonRows
+from millpond.transports.database.move_steps import become_mover
 from millpond.transports.database.options import StoreOptions
 from millpond.transports.database.store import DatabaseStore
 from millpond.transports.shard_map import ShardMap, ShardRecord, check_names
@@ -281,7 +282,7 @@ async def add(urls: Sequence[Url], connect_one: ConnectOne, options: dict[str, A
         coordinator = named[newest.shards[0]]
         if (pending := (await coordinator.moving.pending()).change) is not None:
             raise ShardMapMismatch(f"a change of the shard map is pending ({pending}); finish it first")
-        begun = await coordinator.moving.begin(None)
+        begun = await become_mover(coordinator.moving, [store.moving for store in named.values()], None)
         epoch = begun.epoch
         for store in stores:
             await store.moving.fence(epoch)

@@ -37,6 +37,8 @@ async def move(
             planned.insert(0, pending)
         elif pending in planned:
             planned.sort(key=lambda change: change != pending)
+        if not planned and pending is None and await (mover := Mover(stores, map_)).with_old_map():
+            await mover.renew_maps()
         for change in planned:
             mover = Mover(stores, map_, on_progress=on_progress)
             done.append(MoveProgress(change, "done", await mover.run(change)))

@@ -15,6 +15,7 @@ from millpond.errors import InvalidOption, ShardMapMismatch
 from millpond.loop import Backoff
 from millpond.seam.shards import MapChange, MoveProgress
 from millpond.transports.database.common_rows import CommonRows
+from millpond.transports.database.move_steps import Pending, become_mover
 from millpond.transports.database.sql.columns import WAITING
 from millpond.transports.database.store import DatabaseStore
 from millpond.transports.key_range import KeyRange
@@ -77,7 +78,7 @@ class Mover:
     async def run(self, change: MapChange) -> int:
         """Make one change, or continue it. Returns the number of messages that this mover moved."""
         await self._on_step("begin")
-        epoch = (await self._coordinator.moving.begin(change)).epoch
+        epoch = (await self._begin(change)).epoch
         self._report(change, "fence")
         await self._take_over(epoch, change.source)
         await self._switch(epoch, change)
@@ -101,7 +102,7 @@ class Mover:
                 f"the change ({change}) is past the point of no return: version {self.map.version} of the map is in "
                 "use. Finish it with the same command; then move the range back"
             )
-        epoch = (await self._coordinator.moving.begin(None)).epoch
+        epoch = (await self._begin(change, undo=True)).epoch
         await self._take_over(epoch, change.source)
         record = await self.stores[change.source].shards.record()
         if record is not None and record.map.version > self.map.version:
@@ -109,6 +110,10 @@ class Mover:
         await self._known_ids(epoch, change).end()
         await self._coordinator.moving.end(epoch)
         return change
+
+    async def _begin(self, change: MapChange | None, *, undo: bool = False) -> Pending:
+        rooms = [store.moving for store in self.stores.values()]
+        return await become_mover(self._coordinator.moving, rooms, change, undo=undo)
 
     async def _take_over(self, epoch: int, source: str) -> None:
         """Fence earlier movers on all shards, the old owner first; then complete or delete their copies."""
@@ -263,18 +268,16 @@ class Mover:
 
         Claimed ones are counted and stay.
         """
-        if (pending := await self._coordinator.moving.pending()).change is None and not dry_run:
-            pending = await self._coordinator.moving.begin(None)
-        if pending.change is not None:
-            raise ShardMapMismatch(f"a change of the shard map is pending ({pending.change}); finish it first")
-        if not dry_run:
-            await self._take_over(pending.epoch, self.map.shards[0])
-        for name, store in self.stores.items():
-            record = await store.shards.record()
-            if record is None or record.map != self.map:
+        if dry_run:
+            pending = await self._coordinator.moving.pending()
+            _check_nothing_pending(pending)
+            if old := await self.with_old_map():
                 raise ShardMapMismatch(
-                    f"shard {name!r} has another version of the shard map now; run the command again"
+                    f"the shards {', '.join(old)} have an older version of the shard map, as after a restore; without "
+                    "--dry-run the command gives them the newest one first"
                 )
+        else:
+            pending = await self.renew_maps()
         done: list[MoveProgress] = []
         for source, store in self.stores.items():
             after = _FIRST
@@ -298,6 +301,30 @@ class Mover:
                 MoveProgress(MapChange(MISPLACED, source, owner), "done", *found) for owner, found in counts.items()
             ]
         return done
+
+    async def renew_maps(self) -> Pending:
+        """Give the newest map to shards that have an older one though no change is pending: they were restored."""
+        _check_nothing_pending(await self._coordinator.moving.pending())
+        pending = await self._begin(None)
+        _check_nothing_pending(pending)
+        await self._take_over(pending.epoch, self.map.shards[0])
+        for name in await self.with_old_map():
+            await self._on_step("renew map")
+            await self.stores[name].moving.switch(pending.epoch, self.map)
+        return pending
+
+    async def with_old_map(self) -> list[str]:
+        """Names of the shards that have an older version of the map."""
+        old = []
+        for name, store in self.stores.items():
+            record = await store.shards.record()
+            if record is None or (record.map != self.map and record.map.version >= self.map.version):
+                raise ShardMapMismatch(
+                    f"shard {name!r} has another version of the shard map now; run the command again"
+                )
+            if record.map != self.map:
+                old.append(name)
+        return old
 
     async def _move(self, epoch: int, change: MapChange, ids: Sequence[UUID]) -> int:
         """Copy, remove, activate. Returns the number of messages that moved."""
@@ -342,3 +369,8 @@ class Mover:
     def _report(self, change: MapChange, step: str, left: int = 0, claimed: int = 0) -> None:
         if self._on_progress is not None:
             self._on_progress(MoveProgress(change, step, self._moved, left, claimed))
+
+
+def _check_nothing_pending(pending: Pending) -> None:
+    if pending.change is not None:
+        raise ShardMapMismatch(f"a change of the shard map is pending ({pending.change}); finish it first")
