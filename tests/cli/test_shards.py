@@ -75,8 +75,25 @@ def test_status_shows_a_hot_shard_and_the_time_of_its_answer(cli: Cli, pond: lis
 def test_status_shows_a_shard_that_does_not_answer(cli: Cli, pond: list[str]) -> None:
     dead = "postgresql://nobody:x@127.0.0.1:1/none"
     found: Any = cli.ok("shards", "status", pond[0], dead, pond[2], "--json").json["shards"]
-    assert [one["answers"] for one in found] == [True, False, True]
-    assert "none" in cli.ok("shards", "status", pond[0], dead, pond[2]).out
+    assert [(one["name"], one["answers"]) for one in found] == [("a", True), ("b", False), ("c", True)]
+    output = cli("shards", "status", pond[0], dead, pond[2])
+    assert "none" in output.out
+    assert output.err.startswith("b does not answer: ") and found[1]["error"] in output.err
+
+
+def test_status_of_a_shard_without_a_key_range(cli: Cli, pond: list[str]) -> None:
+    cli.ok("shards", "merge", "a", "--to", "b", "--json")
+    assert "no shard map" not in cli.ok("shards", "status").out
+
+
+def test_status_shows_an_old_map(cli: Cli, pond: list[str]) -> None:
+    path = Path(pond[0].removeprefix("sqlite:///"))
+    before = path.read_bytes()
+    cli.ok("shards", "move", "aa-", "--to", "b", "--json")
+    path.write_bytes(before)
+    assert "millpond shards sweep" in cli("shards", "status").err
+    cli.ok("shards", "sweep")
+    cli.ok("shards", "status")
 
 
 def test_status_of_databases_without_a_map(cli: Cli, urls: list[str]) -> None:

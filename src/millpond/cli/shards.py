@@ -90,6 +90,8 @@ async def status(pond: Pond, json: Json = False) -> None:
         print_json({"shards": [_facts(one) for one in found]})
         return
     for one in found:
+        if not one.answers:
+            typer.echo(f"{plain(one.name) or plain(one.url)} does not answer: {plain(one.error or '')}", err=True)
         if one.change:
             typer.echo(f"pending change: {plain(one.change)}; the same command continues it", err=True)
     if not any(one.change for one in found) and (copies := sum(one.incoming or 0 for one in found)):
@@ -231,6 +233,7 @@ def _facts(one: ShardStatus) -> dict[str, Any]:
         "key_ranges": one.ranges,
         "version": one.version,
         "answers": one.answers,
+        "error": one.error,
         "seconds": None if one.seconds is None else round(one.seconds, 4),
         "live": one.live,
         "incoming": one.incoming,
@@ -241,7 +244,7 @@ def _facts(one: ShardStatus) -> dict[str, Any]:
 def _line(one: ShardStatus) -> list[str]:
     return [
         plain(one.name) or "?",
-        ", ".join(one.ranges) or ("no shard map" if one.answers else ""),
+        ", ".join(one.ranges) or ("no shard map" if one.answers and one.version is None else ""),
         "" if one.version is None else str(one.version),
         "" if one.live is None else f"{one.live:,}",
         "none" if one.seconds is None else f"{one.seconds * 1000:.1f} ms",

@@ -14,6 +14,8 @@ class ShardStatus(msgspec.Struct, frozen=True, kw_only=True):
     ranges: list[str]
     version: int | None
     answers: bool
+    error: str | None = None
+    """The reason why it does not answer."""
     seconds: float | None = None
     """Time of its answer: a slow shard shows here."""
     live: int | None = None

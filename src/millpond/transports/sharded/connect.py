@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
+
 from millpond.clock import monotonic, seconds
 from millpond.errors import InvalidOption, ShardMapMismatch, ShardUnavailable
 from millpond.loop import gather_all
@@ -170,6 +172,7 @@ async def init(
 
 async def status(urls: Sequence[Url], connect_one: ConnectOne, options: dict[str, Any]) -> list[ShardStatus]:
     """Each shard, also if others do not answer or have another map."""
+    maps: list[ShardMap] = []
 
     async def one(url: Url) -> ShardStatus:
         try:
@@ -179,14 +182,17 @@ async def status(urls: Sequence[Url], connect_one: ConnectOne, options: dict[str
                     began = monotonic()
                     record = await store.shards.record()
                     took = monotonic() - began
+                    if record is not None:
+                        maps.append(record.map)
                     counts = await store.operations.count()
                     pending, incoming = await store.moving.pending(), await store.moving.count_incoming()
                 finally:
                     await store.close()
         except (ShardMapMismatch, InvalidOption):
             raise
-        except Exception:
-            return ShardStatus(name="", url=str(url), ranges=[], version=None, answers=False)
+        except Exception as e:
+            error = url.hide(e) or type(e).__name__
+            return ShardStatus(name="", url=str(url), ranges=[], version=None, answers=False, error=error)
         live = sum(stats.counts.get(state, 0) for stats in counts for state in LIVE)
         return ShardStatus(
             name=record.name if record else "",
@@ -200,7 +206,14 @@ async def status(urls: Sequence[Url], connect_one: ConnectOne, options: dict[str
             change=None if pending.change is None else str(pending.change),
         )
 
-    return list(await asyncio.gather(*map(one, urls)))
+    found = list(await asyncio.gather(*map(one, urls)))
+    if maps:
+        known = {status.name for status in found}
+        missing = [name for name in max(maps, key=lambda map_: map_.version).shards if name not in known]
+        away = [n for n, status in enumerate(found) if not status.answers]
+        if len(missing) == len(away) == 1:
+            found[away[0]] = msgspec.structs.replace(found[away[0]], name=missing[0])
+    return found
 
 
 async def records(urls: Sequence[Url], connect_one: ConnectOne, options: dict[str, Any]) -> list[ShardRecord] | None:
