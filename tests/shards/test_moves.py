@@ -450,3 +450,32 @@ async def test_a_new_database_joins_the_pond(urls: list[str], store: ShardedStor
 def test_ranges_of_the_next_map() -> None:
     map_ = ShardMap.even("pond", ["a", "b"])
     assert map_.moved(KeyRange.parse("40-c0"), "a").ranges == (("-c0", "a"), ("c0-", "b"))
+
+
+async def test_large_bodies_are_read_and_written_in_small_parts(
+    urls: list[str], store: ShardedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server ends a transaction that is silent for seconds, and the bodies of a whole batch would fill the memory."""
+    monkeypatch.setattr(mover, "BATCH_BYTES", 100_000)
+    keys = keys_of(store, "a", 100)
+    small, large = b"s", b"l" * 30_000
+    await store.publish([message(key, large if n % 2 else small) for n, key in enumerate(keys)])
+    read: list[int] = []
+    written: list[int] = []
+    waiting, copy = DatabaseMoving.waiting, DatabaseMoving.copy
+
+    async def reading(self: DatabaseMoving, ids: Any) -> Any:
+        found = await waiting(self, ids)
+        read.append(sum(len(row[mover._BODY]) for row in found[0]))
+        return found
+
+    async def writing(self: DatabaseMoving, epoch: int, source: str, rows: Any, *more: Any) -> Any:
+        written.append(sum(len(row[mover._BODY]) for row in rows))
+        return await copy(self, epoch, source, rows, *more)
+
+    monkeypatch.setattr(DatabaseMoving, "waiting", reading)
+    monkeypatch.setattr(DatabaseMoving, "copy", writing)
+    assert await run(urls) == 100
+    assert max(written) <= 100_000
+    assert max(read[1:]) <= 400_000, "only the first part is read before the size of bodies is known"
+    assert await bodies(store) == {small: 50, large: 50}

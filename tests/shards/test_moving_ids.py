@@ -6,16 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 import millpond
 from millpond import Ack, Message, transports
 from millpond.transports.database.sql.statement import Query, Rows, Steps
+from millpond.transports.sharded.connect import opened
+from millpond.transports.sharded.mover import Mover
 from millpond.transports.sharded.store import ShardedStore
+from millpond.transports.url import Url
 from tests.shards.conftest import keys_of, message, three_shards
-from tests.shards.test_moves import Killed, bodies, run
+from tests.shards.test_moves import FIRST, Killed, bodies, connect_one, run
 from tests.waiting import until
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("patient")]
@@ -125,3 +128,51 @@ async def test_an_abort_leaves_no_id_behind(urls: list[str], store: ShardedStore
     await on(store, "a", "DELETE FROM {archive}")
     await transports.move_range(urls, "-55", "b")
     assert (await store.publish([given]))[0].new
+
+
+@pytest.mark.parametrize("settled_at", ["a", "b"])
+async def test_an_id_that_is_published_while_others_are_awaited_stays_known(
+    urls: list[str], store: ShardedStore, settled_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is awaited before its dedupe row is copied. No archive keeps its message."""
+    monkeypatch.setattr("millpond.transports.sharded.mover.PAGE", 1)
+    key, other = keys_of(store, "a", 2)
+    late = message(key, b"late", id=UUID(int=(1 << 128) - 1))
+    await store.publish([message(other, id=UUID(int=1))])
+    published: list[Any] = []
+
+    async def on_step(step: str) -> None:
+        if step == "await ids" and not published:
+            published.extend(await store.publish([late]))
+            if settled_at == "a":
+                published.extend(await store.claim(["q"], ids=[published[0].id]))
+        elif step == "await no more" and settled_at == "b":
+            await bodies(store)
+
+    async with opened([Url(url) for url in urls], connect_one, {}) as (stores, map_):
+        moving = asyncio.ensure_future(Mover(stores, map_, on_step=on_step).run(FIRST))
+        if settled_at == "a":
+            await until(lambda: len(published) == 2)
+            await store.settle([Ack(published[1].receipt)])
+            await on(store, "a", "DELETE FROM {archive}")
+        await moving
+    await bodies(store)
+    for name in "ab":
+        await on(store, name, "DELETE FROM {archive}")
+    assert published[0].new and not (await store.publish([late]))[0].new
+
+
+async def test_the_longer_of_two_windows_counts(urls: list[str], store: ShardedStore) -> None:
+    """The clock of the new owner is behind: an old row there has not ended."""
+    (key,) = keys_of(store, "a", 1)
+    given = message(key, id=uuid4())
+    await store.publish([given])
+    row = "SELECT expires_at FROM {dedupe}"
+    (before,) = await on(store, "a", row)
+    assert given.id is not None
+    old: Any = await store.members["b"].connect()
+    end = await old.moving.clock() + 60_000_000
+    await old.moving.fence(0)
+    await old.moving.keep_dedupe(0, [(given.id, 7, end)])
+    await run(urls)
+    assert [*map(tuple, await on(store, "b", row))] == [tuple(before)]

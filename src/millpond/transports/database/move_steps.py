@@ -93,6 +93,10 @@ _NEVER = (1 << 63) - 1
 _FORGET_EXPIRED = "DELETE FROM {dedupe} WHERE id {ids} AND expires_at <= {now}"
 # The ids of these messages were awaited (`awaited_ids.py`). Now the messages make them known.
 _HAVE_ARRIVED = "UPDATE {dedupe} SET expires_at = -publisher, publisher = :mark WHERE id {ids} AND publisher < 0"
+_KNOWN = "SELECT id, publisher, expires_at FROM {dedupe} WHERE id {ids}"
+_ENDS_LATER = "UPDATE {dedupe} SET expires_at = :expires_at WHERE id = :id AND publisher >= 0"
+# The row of an awaited id keeps the negative time at which it ends when its message has come.
+_WILL_END_LATER = "UPDATE {dedupe} SET publisher = :negative WHERE id = :id AND publisher < 0"
 MOVED_MARK = 1
 """Publisher of a dedupe row that a mover wrote: no publish has this mark."""
 _REMEMBER = "INSERT INTO {dedupe} (id, publisher, expires_at) VALUES (:id, :publisher, :expires_at) {or_skip}"
@@ -116,6 +120,11 @@ class Pending(msgspec.Struct, frozen=True):
 
     epoch: int
     change: MapChange | None
+
+
+def _end(mark: int, expires_at: int) -> int:
+    """The end of a dedupe row. `mark`: its publisher, or negative if its message is awaited."""
+    return -mark if mark < 0 else expires_at
 
 
 def _pending(rows: Rows) -> Pending:
@@ -335,7 +344,14 @@ class DatabaseMoving(Room):
     def keep_dedupe(self, epoch: int, rows: Sequence[tuple[UUID, int, int]]) -> Steps[None]:
         yield from check_epoch(self.d, epoch)
         values = [(self.d.id_in(id_), publisher, expires) for id_, publisher, expires in rows]
-        yield Query(self.d.sql(_FORGET_EXPIRED), {"ids": [value[0] for value in values], "now": self.now})
+        keys = {"ids": [value[0] for value in values]}
+        yield Query(self.d.sql(_FORGET_EXPIRED), {**keys, "now": self.now})
+        known = {id_: (mark, until) for id_, mark, until in (yield Query(self.d.sql(_KNOWN), keys))}
+        later = [(id_, expires) for id_, _, expires in values if id_ in known and _end(*known[id_]) < expires]
+        if own := [row for row in later if known[row[0]][0] >= 0]:
+            yield Many(self.d.sql(_ENDS_LATER), ("id", "expires_at"), own)
+        if awaited := [(id_, -expires) for id_, expires in later if known[id_][0] < 0]:
+            yield Many(self.d.sql(_WILL_END_LATER), ("id", "negative"), awaited)
         yield Many(self.d.sql(_REMEMBER), ("id", "publisher", "expires_at"), values)
 
     @write

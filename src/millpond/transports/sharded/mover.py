@@ -7,7 +7,7 @@ next one raises the epoch on all shards, completes or deletes the copies that ar
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -28,7 +28,11 @@ PAGE = 5_000
 """Messages whose place is computed at once."""
 BATCH = 500
 """Messages that move in one transaction of each shard."""
-BATCH_BYTES = 16 * 1024 * 1024
+BATCH_BYTES = 2 * 1024 * 1024
+"""Maximum size of their bodies; a single one may be larger. A server ends a transaction that is silent for seconds, as
+while a busy machine prepares a large statement."""
+_FEW = 32
+"""Messages that are read first, before their size is known."""
 
 MISPLACED = "misplaced messages"
 
@@ -70,6 +74,8 @@ class Mover:
         self._on_progress = on_progress
         self._on_step = on_step
         self._moved = 0
+        self._at_once = _FEW
+        """Messages that are read at once, so that their bodies are about as large as a batch may be."""
 
     @property
     def _coordinator(self) -> DatabaseStore:
@@ -241,8 +247,7 @@ class Mover:
                 claimed += len(running)
                 # Some may have been published after the ids were read.
                 await self._known_ids(epoch, change).await_live(running)
-                for start in range(0, len(waiting), BATCH):
-                    part = waiting[start : start + BATCH]
+                for part in self._parts(waiting):
                     left += len(part) - await self._move(epoch, change, part)
                     self._report(change, "move", left, claimed)
             await self._collect(epoch, change.target)  # copies whose id was taken there for a while
@@ -292,8 +297,7 @@ class Mover:
                         waiting.setdefault(owner, []).extend([id_] if waits else [])
                 for owner, ids in waiting.items():
                     change = MapChange(MISPLACED, source, owner)
-                    for start in range(0, len(ids), BATCH):
-                        part = ids[start : start + BATCH]
+                    for part in self._parts(ids):
                         moved = 0 if dry_run else await self._move(pending.epoch, change, part)
                         counts[owner][0] += moved
                         counts[owner][1] += len(part) - moved
@@ -326,6 +330,12 @@ class Mover:
                 old.append(name)
         return old
 
+    def _parts(self, ids: Sequence[UUID]) -> Iterator[Sequence[UUID]]:
+        start = 0
+        while start < len(ids):
+            yield (part := ids[start : start + min(self._at_once, BATCH)])
+            start += len(part)
+
     async def _move(self, epoch: int, change: MapChange, ids: Sequence[UUID]) -> int:
         """Copy, remove, activate. Returns the number of messages that moved."""
         source, target = self.stores[change.source].moving, self.stores[change.target].moving
@@ -334,6 +344,8 @@ class Mover:
         if len(copies) == len(ids):
             return 0
         rows, once, steps = await source.waiting([id_ for id_ in ids if id_ not in copies])
+        size = max(1, sum(len(row[_BODY]) for row in rows))
+        self._at_once = max(1, min(BATCH, 2 * self._at_once, self._at_once * BATCH_BYTES // size))
         done = 0
         while rows:
             part = [rows.pop()]
