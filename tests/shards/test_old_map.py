@@ -8,7 +8,7 @@ import pytest
 
 import millpond
 from millpond import Millpond, transports
-from millpond.errors import ShardMapChanged, WrongShard
+from millpond.errors import Closed, ShardMapChanged, WrongShard
 from millpond.transports.database import transactions
 from millpond.transports.shard_map import ShardMap
 from millpond.transports.sharded.store import ShardedStore
@@ -153,3 +153,27 @@ async def test_a_replay_with_an_old_map_publishes_each_message_once(urls: list[s
     }
     assert found == {"a": 0, "b": 20, "c": 0}
     await other.close()
+
+
+async def test_a_call_that_outlives_the_pond_connects_no_more(urls: list[str]) -> None:
+    """Such as that of a publish which waits for the new owner, to a shard whose connections were closed."""
+    store = await millpond.connect(urls)
+    assert isinstance(store, ShardedStore)
+    shard = store.members["c"]
+    await shard.rest()
+    await store.close()
+    with pytest.raises(Closed):
+        await shard.call(lambda one: one.shards.record())
+    assert shard.store is None
+
+
+async def test_a_publish_that_waits_for_the_new_owner_ends_with_the_pond(urls: list[str]) -> None:
+    store = await millpond.connect(urls)
+    assert isinstance(store, ShardedStore)
+    (key,) = keys_of(store, "a", 1)
+    change(urls, given_to(store.members.map, "a", "c"), "a")
+    publishing = asyncio.ensure_future(store.publish([message(key)]))
+    await until(lambda: store.members.map.version == 2)
+    await store.close()
+    with pytest.raises(Closed):
+        await publishing

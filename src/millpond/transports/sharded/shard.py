@@ -59,6 +59,7 @@ class Shard:
         self._resting: set[asyncio.Task[None]] = set()
         self._connect = connect
         self._connecting: asyncio.Lock = asyncio.Lock()
+        self._closed = False
 
     def __repr__(self) -> str:
         return f"<Shard {self.name or '?'} {self.url}>"
@@ -174,6 +175,8 @@ class Shard:
 
     async def connect(self) -> DatabaseStore:
         async with self._connecting:
+            if self._closed:
+                raise Closed("this pond of several shards was closed; connect again")
             if self.store is None:
                 store = await self._connect(self.url)
                 try:
@@ -224,6 +227,7 @@ class Shard:
         if self._rest is not None:
             self._rest.cancel()
         async with self._connecting:
+            self._closed = True  # a call that waits for the end of a change of the map connects no more
             if self.store is not None:
                 await self.store.close()
 
