@@ -16,16 +16,16 @@ from millpond.transports.sharded.mover import Mover
 from millpond.transports.sharded.store import ShardedStore
 from millpond.transports.url import Url
 from tests.shards.conftest import keys_of, message
-from tests.shards.test_moves import Killed, bodies, connect_one, run
+from tests.shards.test_moves import FIRST, Killed, bodies, connect_one, run
 
 
-def misplace(urls: list[str], keys: list[str], id_: UUID | None = None) -> None:
+def misplace(urls: list[str], keys: list[str], id_: UUID | None = None, *, created_at: int = 0) -> None:
     """Write messages of these keys on the first shard."""
     with sqlite3.connect(urls[0].removeprefix("sqlite:///")) as connection:
         connection.executemany(
             "INSERT INTO millpond_message (id, created_at, due_at, priority, state, queue, key, payload) "
-            "VALUES (?, 0, 0, 50, 'PENDING', 'q', ?, ?)",
-            [((id_ or uuid4()).bytes, key, key.encode()) for key in keys],
+            "VALUES (?, ?, 0, 50, 'PENDING', 'q', ?, ?)",
+            [((id_ or uuid4()).bytes, created_at, key, key.encode()) for key in keys],
         )
     connection.close()
 
@@ -109,3 +109,25 @@ async def test_a_copy_that_waits_for_its_id_is_never_lost(urls: list[str], store
         await counts(urls)
         found += await bodies(store)
     assert found == Counter(key.encode() for key in (first, taking, third))
+
+
+async def test_a_move_ends_while_plain_sql_writes_on_the_old_owner(urls: list[str], store: ShardedStore) -> None:
+    """Its messages move as far as they are found. Those of the time before the switch are waited for."""
+    keys = keys_of(store, "a", 60)
+    await store.publish([message(keys[0])])
+    (claim,) = await store.claim(["q"])
+    misplace(urls, keys[1:2])
+    written = settled = 0
+
+    async def on_step(step: str) -> None:
+        nonlocal written, settled
+        if step == "copy":
+            written += 1
+            misplace(urls, [keys[1 + written]], created_at=4_000_000_000_000_000)
+        if written == 3 and not settled:
+            settled += 1
+            await store.settle([millpond.Ack(claim.receipt)])
+
+    async with opened([Url(url) for url in urls], connect_one, {}) as (stores, map_):
+        moved = await Mover(stores, map_, on_step=on_step).run(FIRST)
+    assert settled and 3 <= moved <= 6, "one in each pass, and the passes end"

@@ -7,7 +7,7 @@ waits for a first one whose reply was lost.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -55,7 +55,7 @@ INSERT INTO {{periodic}} ({", ".join(_SCHEDULE)}) VALUES ({", ".join(f":{name}" 
 """
 _DROP_SCHEDULE = "DELETE FROM {periodic} WHERE name = :name"
 
-_PAGE = "SELECT id, {key}, state FROM {message} {id_index} WHERE id > :after ORDER BY id LIMIT :limit"
+_PAGE = "SELECT id, {key}, state, created_at FROM {message} {id_index} WHERE id > :after ORDER BY id LIMIT :limit"
 _WAITING = f"SELECT {names(WAITING)} FROM {{message}} {{id_index}} WHERE id {{ids}} AND state <> 'PROCESSING'"
 _LOCK_WAITING = f"{_WAITING} {{locked}}"
 _ONCE = "SELECT id, {key}, token, at FROM {once} WHERE id {ids}"
@@ -113,6 +113,15 @@ class UniqueValue(msgspec.Struct, frozen=True):
     keyed: bool
     """Whether the message is known, and so its key."""
     key: str | None
+
+
+class LiveMessage(NamedTuple):
+    """What decides whether a message moves."""
+
+    id: UUID
+    key: str | None
+    waits: bool
+    created_at: int
 
 
 class Pending(msgspec.Struct, frozen=True):
@@ -202,10 +211,10 @@ class DatabaseMoving(Room):
     # --- at the old owner -----------------------------------------------------------------------------
 
     @read
-    def page(self, after: UUID, limit: int) -> Steps[list[tuple[UUID, str | None, bool]]]:
-        """Live messages in the order of ids: id, key, and whether they wait."""
+    def page(self, after: UUID, limit: int) -> Steps[list[LiveMessage]]:
+        """Live messages in the order of ids."""
         rows = yield Query(self.d.sql(_PAGE), {"after": self.d.id_in(after), "limit": limit})
-        return [(self.d.id_out(id_), key, state != "PROCESSING") for id_, key, state in rows]
+        return [LiveMessage(self.d.id_out(id_), key, state != "PROCESSING", at) for id_, key, state, at in rows]
 
     @read
     def waiting(self, ids: Sequence[UUID]) -> Steps[tuple[list[list[Any]], list[list[Any]], list[list[Any]]]]:

@@ -15,7 +15,7 @@ from millpond.errors import InvalidOption, ShardMapMismatch
 from millpond.loop import Backoff
 from millpond.seam.shards import MapChange, MoveProgress
 from millpond.transports.database.common_rows import CommonRows
-from millpond.transports.database.move_steps import Pending, become_mover
+from millpond.transports.database.move_steps import LiveMessage, Pending, become_mover
 from millpond.transports.database.sql.columns import WAITING
 from millpond.transports.database.store import DatabaseStore
 from millpond.transports.key_range import KeyRange
@@ -171,8 +171,8 @@ class Mover:
             self._report(change, "copy dedupe")
             await dedupe.most()
             known = self._known_ids(epoch, change)
-            async for waiting, claimed in self._pages(change):
-                await known.await_live(waiting + claimed)
+            async for page in self._pages(change):
+                await known.await_live([one.id for one in page])
             await known.copy_archived(wanted)
             self.map = self.map.moved(KeyRange.parse(change.range), change.target)
         self._report(change, "switch")
@@ -223,10 +223,13 @@ class Mover:
         rows = await self.stores[shard].moving.schedules()
         return [row for row in rows if wanted.contains(ring_point(row[0], b""))]
 
-    async def _note_arrivals(self, epoch: int, change: MapChange) -> None:
-        """Let publishers no longer wait for messages of unique values that have come, or were settled."""
+    async def _note_arrivals(self, epoch: int, change: MapChange) -> int:
+        """Let publishers no longer wait for messages of unique values that have come, or were settled.
+
+        Returns the number of values that still wait.
+        """
         source, target = self.stores[change.source].moving, self.stores[change.target].moving
-        after = _FIRST
+        after, waiting = _FIRST, 0
         while rows := await target.awaited(change.source, after, BATCH):
             after = rows[-1][0]
             left = await source.present([message for _, message in rows])
@@ -234,16 +237,24 @@ class Mover:
             if done := [id_ for id_, message in rows if message not in left | copies]:
                 await self._on_step("note arrivals")
                 await target.arrived(epoch, done)
+            waiting += len(rows) - len(done)
+        return waiting
 
     # --- the messages -------------------------------------------------------------------------------
 
     async def _drain(self, epoch: int, change: MapChange) -> None:
-        """Move messages that wait until the old owner has none of the range."""
+        """Move messages that wait until the old owner has none of the range.
+
+        Later ones are moved too, but not waited for: only plain SQL still writes them, perhaps for ever.
+        """
         backoff = Backoff(0.05, 1.0)
+        switched_at = await self.stores[change.source].moving.clock()
         while True:
             before = self._moved
-            left = claimed = 0
-            async for waiting, running in self._pages(change):
+            left = claimed = found = 0
+            async for page in self._pages(change):
+                found += sum(one.created_at <= switched_at for one in page)
+                waiting, running = _by_state(page)
                 claimed += len(running)
                 # Some may have been published after the ids were read.
                 await self._known_ids(epoch, change).await_live(running)
@@ -251,22 +262,21 @@ class Mover:
                     left += len(part) - await self._move(epoch, change, part)
                     self._report(change, "move", left, claimed)
             await self._collect(epoch, change.target)  # copies whose id was taken there for a while
-            await self._note_arrivals(epoch, change)
+            unique = await self._note_arrivals(epoch, change)
             copies = await self.stores[change.target].moving.count_incoming()
             self._report(change, "move", left + copies, claimed)
-            if not left and not claimed and not copies and self._moved == before:
+            if not found and not copies and not unique:
                 return  # a whole pass found nothing
             if self._moved == before:
                 await asyncio.sleep(backoff.next())
 
-    async def _pages(self, change: MapChange) -> AsyncIterator[tuple[list[UUID], list[UUID]]]:
-        """Ids of messages of the range that wait at the old owner, and of claimed ones."""
+    async def _pages(self, change: MapChange) -> AsyncIterator[list[LiveMessage]]:
+        """Live messages of the range at the old owner."""
         wanted = KeyRange.parse(change.range)
         after = _FIRST
         while rows := await self.stores[change.source].moving.page(after, PAGE):
-            after = rows[-1][0]
-            mine = [(id_, waits) for id_, key, waits in rows if wanted.contains(ring_point(key, id_.bytes))]
-            yield [id_ for id_, waits in mine if waits], [id_ for id_, waits in mine if not waits]
+            after = rows[-1].id
+            yield [one for one in rows if wanted.contains(ring_point(one.key, one.id.bytes))]
 
     async def sweep(self, *, dry_run: bool = False) -> list[MoveProgress]:
         """Move messages that wait on a shard that does not own them, as plain SQL may have written them.
@@ -288,13 +298,13 @@ class Mover:
             after = _FIRST
             counts: dict[str, list[int]] = {}
             while rows := await store.moving.page(after, PAGE):
-                after = rows[-1][0]
+                after = rows[-1].id
                 waiting: dict[str, list[UUID]] = {}
-                for id_, key, waits in rows:
-                    owner = self.map.place(key, id_.bytes)
+                for one in rows:
+                    owner = self.map.place(one.key, one.id.bytes)
                     if owner != source:
-                        counts.setdefault(owner, [0, 0, 0])[2] += not waits
-                        waiting.setdefault(owner, []).extend([id_] if waits else [])
+                        counts.setdefault(owner, [0, 0, 0])[2] += not one.waits
+                        waiting.setdefault(owner, []).extend([one.id] if one.waits else [])
                 for owner, ids in waiting.items():
                     change = MapChange(MISPLACED, source, owner)
                     for part in self._parts(ids):
@@ -374,7 +384,8 @@ class Mover:
     async def count(self, change: MapChange) -> MoveProgress:
         """The messages that a change would move, for a dry run."""
         left = claimed = 0
-        async for waiting, running in self._pages(change):
+        async for page in self._pages(change):
+            waiting, running = _by_state(page)
             left, claimed = left + len(waiting), claimed + len(running)
         return MoveProgress(change, "dry run", 0, left, claimed)
 
@@ -386,3 +397,8 @@ class Mover:
 def _check_nothing_pending(pending: Pending) -> None:
     if pending.change is not None:
         raise ShardMapMismatch(f"a change of the shard map is pending ({pending.change}); finish it first")
+
+
+def _by_state(page: Sequence[LiveMessage]) -> tuple[list[UUID], list[UUID]]:
+    """The ids of messages that wait, and of claimed ones."""
+    return [one.id for one in page if one.waits], [one.id for one in page if not one.waits]
