@@ -31,5 +31,6 @@ async def _migrate(url: str) -> None:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exports do not wait for other transactions: nothing is settled meanwhile."""
     monkeypatch.setattr(MysqlDialect, "grace", 0.0)
+    monkeypatch.setattr(MysqlDialect, "least_grace", 0.0)
     monkeypatch.setattr(PostgresDialect, "grace", 0.0)
     monkeypatch.setattr(DatabaseExports, "patience", 0.2)

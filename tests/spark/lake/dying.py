@@ -143,7 +143,7 @@ async def left(url: str) -> list[str]:
 
 
 def main(url: str, path: Path) -> None:
-    MysqlDialect.grace = PostgresDialect.grace = 0.0
+    MysqlDialect.grace = MysqlDialect.least_grace = PostgresDialect.grace = 0.0
     for module in ("pyarrow.parquet", "pyspark", FETCHERS[Url(url).scheme]):
         importlib.import_module(module)  # once, not in each child
     archived: list[str] = []

@@ -77,7 +77,7 @@ class DatabaseExports(Room):
         at = now - micros(margin, "margin")
         if since is not None and at <= since:
             return ClosedUntil(since)
-        await asyncio.sleep(max(0.0, self.d.grace - seconds(margin)))
+        await asyncio.sleep(max(self.d.least_grace, self.d.grace - seconds(margin)))
         give_up_at = monotonic() + self.patience
         held = await self._late(since, at)
         while held and monotonic() < give_up_at:

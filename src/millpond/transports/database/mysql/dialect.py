@@ -95,6 +95,9 @@ class MysqlDialect(Dialect):
     style = Style.FORMAT
     no_floor = (-(2**63), bytes(16))
     grace = 5.0  # until the statement has written its first row
+    # FLUSH TABLES WITH READ LOCK stops statements that have fixed their time, for as long as it likes. It stops the
+    # export too, and both go on together.
+    least_grace = 1.0
     packet = 16 * 1024 * 1024
     """Maximum number of bytes of a statement; MariaDB's default until it is read."""
     and_locks_archive = "AND NOT EXISTS (SELECT 1 FROM {archive} WHERE 1 = 0 {lock})"

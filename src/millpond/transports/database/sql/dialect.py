@@ -131,6 +131,8 @@ class Dialect(ABC):
     """Resolution of the database's clock in seconds, if that is longer than a call."""
     grace: ClassVar[float] = 1.0
     """Seconds until `late` can see a statement that the server has received. 0 where no transaction can be late."""
+    least_grace: ClassVar[float] = 0.0
+    """Seconds of it that pass in any case, however old the rows are."""
     has_notifications: ClassVar[bool] = False
     """A publish wakes waiting workers of other processes, also that of a message that is due later."""
     marks: Marks | None = None

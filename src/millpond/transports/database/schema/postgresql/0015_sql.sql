@@ -250,6 +250,8 @@ BEGIN
         rows := {schema_dot}"{prefix}find"(v_queue, most, v_ids, at);
       END IF;
     END IF;
+    -- Not the time before a wait for another table: an export would not wait for messages that are archived with it.
+    at := {schema_dot}"{prefix}clock"();
     unfit := ARRAY(SELECT m.ctid FROM {message} m WHERE m.ctid = ANY(rows) AND (m.expires_at <= at
       OR m.deliveries >= v_limit OR m.headers IS NOT NULL AND {schema_dot}"{prefix}headers_json"(m.headers) IS NULL));
     EXIT WHEN cardinality(unfit) = 0;
