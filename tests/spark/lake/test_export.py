@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,14 +20,16 @@ import pytest
 
 import millpond
 from millpond import Ack, Message
+from millpond.clock import SECOND
 from millpond.errors import InvalidOption, LakeDamaged, LakeFenced, StoreError, WrongLake
 from millpond.message import NAME_LIMIT
+from millpond.spark.lake import table
 from millpond.spark.lake.body import NO_OBJECT, Decoder, infer_fields
 from millpond.spark.lake.compact import compact
 from millpond.spark.lake.export import Exporter
 from millpond.spark.lake.read import files
 from millpond.spark.lake.storage import storage_of
-from millpond.spark.lake.table import Lake
+from millpond.spark.lake.table import Lake, LakeChanged
 from millpond.transports.url import Url
 from tests.spark.lake.here import Here, export, exporter, lake_rows
 from tests.spark.lake.readers import by_duckdb
@@ -299,7 +302,8 @@ def test_a_hostile_body_takes_few_columns() -> None:
 
 
 def test_names_that_spark_takes_for_one_are_one_field() -> None:
-    """Not only by lower case: the long s is an S in upper case."""
+    """Not only by lower case: the long s is an S in upper case, and the dotted I an i in lower case."""
+    assert infer_fields([b'{"id":1}', '{"\u0130d":2}'.encode()], {}) == {"id": "bigint"}
     assert infer_fields([b'{"sku":1}', '{"\u017fku":2}'.encode()], {}) == {"sku": "bigint"}
     rows = pa.record_batch({"payload": pa.array(['{"\u017fKU":2}'.encode()], pa.binary())})
     assert Decoder({"sku": "bigint"})(rows)[0].to_pylist() == [{"sku": 2}]
@@ -379,6 +383,64 @@ def test_a_compaction_that_exports_overtake(sqlite_url: str, tmp_path: Path) -> 
         patch.setattr(Lake, "replace", replace)
         assert compact(Here(), path).replaced >= 3  # type: ignore[arg-type]
     assert overtaken == 3 and ids(lake_rows(path)) == archived(sqlite_url)
+
+
+def test_files_of_others_stay(sqlite_url: str, tmp_path: Path) -> None:
+    """Reports in the lake's folder, and files of a lake of an earlier version, which its readers still use."""
+    path = tmp_path / "lake"
+    fill(sqlite_url, ["orders"])
+    export(path, sqlite_url)
+    (day,) = {Path(one).parent for one in files(path)}
+    theirs = [path / "report" / "by_queue.parquet", path / "orders" / "2026-11-16" / "a.parquet", path / "mine.parquet"]
+    for one in (*theirs, day / "orphan.parquet"):
+        one.parent.mkdir(parents=True, exist_ok=True)
+        one.write_bytes(b"")
+    assert compact(Here(), path, fewest=99, keep=timedelta(0)).deleted == 1  # type: ignore[arg-type]
+    assert all(one.exists() for one in theirs) and not (day / "orphan.parquet").exists()
+
+
+class Clocks:
+    """The clocks of a machine that is suspended, or a process that is stopped, for four days at a point."""
+
+    def __init__(self, *passing: str) -> None:
+        self.passing = passing
+        self.days = 0
+
+    def monotonic(self) -> float:
+        return 86_400.0 * self.days * ("monotonic" in self.passing)
+
+    def now(self) -> int:
+        return 86_400 * SECOND * self.days * ("wall" in self.passing)
+
+    def sleeping(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def slept(*args: Any, **kwargs: Any) -> Any:
+            self.days += 4
+            return work(*args, **kwargs)
+
+        return slept
+
+
+@pytest.mark.parametrize("clocks", [Clocks("monotonic"), Clocks("wall")], ids=["stopped", "suspended"])
+def test_what_rested_for_days_is_not_committed(
+    clocks: Clocks, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile another compaction deletes the files that no commit names."""
+    path = tmp_path / "lake"
+    for _ in range(2):
+        fill(sqlite_url, ["orders"])
+        export(path, sqlite_url)
+    before = files(path)
+    monkeypatch.setattr(table, "monotonic", clocks.monotonic)
+    monkeypatch.setattr(table, "SystemClock", lambda: clocks)
+    for name in ("compact", "export"):  # functions of the same names hide the modules
+        module: Any = sys.modules[f"millpond.spark.lake.{name}"]
+        monkeypatch.setattr(module, "check_written", clocks.sleeping(module.check_written))
+    with pytest.raises(LakeChanged, match="took days"):
+        compact(Here(), path)  # type: ignore[arg-type]
+    fill(sqlite_url, ["orders"])
+    with pytest.raises(LakeFenced, match="took days"):
+        export(path, sqlite_url)
+    assert files(path) == before
 
 
 def test_no_json_at_all(sqlite_url: str, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Field
+from deltalake.schema import PrimitiveType
 
 from millpond.errors import InvalidOption, LakeDamaged, LakeError, NoLake
 from millpond.spark.lake.files import Bounds, File, Progress
@@ -175,6 +176,19 @@ def test_fields_are_added(tmp_path: Path) -> None:
     opened(tmp_path).add_fields({"price": "double", "paid": "boolean"})
     assert list(opened(tmp_path).body) == ["sku", "note", "price", "paid"]
     assert [field.name for field in DeltaTable(tmp_path).schema().fields][-3:] == ["day", "body", "unreadable"]
+
+
+def test_a_table_that_another_program_changed(tmp_path: Path) -> None:
+    lake = created(tmp_path)
+    lake.export([file("a")], {0: Progress(None, 7, 1)})
+    entry = tmp_path / "_delta_log" / f"{1:020}.json"
+    changed = entry.read_text().replace(f'"partitionValues":{{"day":"{DAY}"}}', '"partitionValues":{"day":null}')
+    assert changed != entry.read_text()
+    entry.write_text(changed)
+    assert list(opened(tmp_path).sizes()) == []
+    DeltaTable(tmp_path).alter.add_columns([Field("body", PrimitiveType("string"))])
+    with pytest.raises(LakeDamaged, match=r"'body' .* another program"):
+        _ = opened(tmp_path).body
 
 
 OUTSIDE = [

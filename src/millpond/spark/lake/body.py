@@ -83,7 +83,8 @@ def fold(name: str) -> str:
     """
     if name.isascii():
         return name.lower()
-    return "".join(letter.lower() if len(letter.upper()) > 1 else letter.upper().lower() for letter in name)
+    # The lower case of one letter, the dotted I, has two in Python and one in Java.
+    return "".join(letter.lower() if len(letter.upper()) > 1 else letter.upper().lower()[0] for letter in name)
 
 
 class Decoder:

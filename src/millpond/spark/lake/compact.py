@@ -21,7 +21,7 @@ from millpond.spark.lake.body import Decoder
 from millpond.spark.lake.files import File
 from millpond.spark.lake.on_executors import check_written, run_on_executors
 from millpond.spark.lake.storage import Storage, storage_of
-from millpond.spark.lake.table import KEEP, Lake, LakeChanged
+from millpond.spark.lake.table import KEEP, Began, Lake, LakeChanged
 from millpond.spark.lake.writers import Writers, file_schema
 
 if TYPE_CHECKING:
@@ -64,13 +64,14 @@ def compact(
     `fewest` is the minimum number of files to merge. A shorter `keep` than the longest export destroys that export.
     """
     storage = storage_of(path, storage_options)
-    lake = Lake.open(storage)
+    lake, began = Lake.open(storage), Began()
     groups = small_files(lake.sizes(), large, fewest)
     do = partial(merge, storage=storage, decoder=Decoder(lake.body) if lake.body else None)
     made = run_on_executors(spark, do, groups, Merged)
     check_written(storage, (file for one in made for file in one.files))
     replaced = [small for group in groups for small in group]
     added = [file for one in made for file in one.files]
+    began.check()
     if replaced:
         _replace(storage, replaced, added)
     gone = [] if keep is None else Lake.open(storage).unused(int(keep.total_seconds() // 3600))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from millpond.checks import integer
-from millpond.clock import Seconds, monotonic
+from millpond.clock import Seconds
 from millpond.errors import LakeDamaged, LakeFenced
 from millpond.loop import gather_all, outside_loop
 from millpond.seam.arrow import Column, Kind
@@ -32,7 +32,7 @@ from millpond.spark.lake.files import Progress
 from millpond.spark.lake.on_executors import check_written, run_on_executors
 from millpond.spark.lake.ranges import pieces
 from millpond.spark.lake.storage import Storage, storage_of
-from millpond.spark.lake.table import LONGEST, Lake, LakeChanged
+from millpond.spark.lake.table import Began, Lake, LakeChanged
 from millpond.spark.lake.writers import file_schema
 from millpond.spark.options import SparkOptions, SparkShard
 from millpond.table_prefix import TABLE_PREFIX
@@ -145,7 +145,7 @@ class Exporter:
         )
 
     def _export(self, lake: Lake) -> Exported:
-        began = monotonic()
+        began = Began()
         since = {shard.number: lake.until(shard.number) for shard in self._shards}
         closed: list[ClosedUntil] = self._each(
             lambda store, shard: store.exports.close_archive(since[shard.number], margin=self._margin)
@@ -159,8 +159,7 @@ class Exporter:
         done = run_on_executors(self._spark, do, works, SliceExported, at_once=self._connections)
         files = [file for one in done for file in one.files]
         check_written(self.storage, files)
-        if monotonic() - began > LONGEST.total_seconds():
-            raise LakeChanged("the export took days, and a compaction may have deleted its first files")
+        began.check()
         if files:
             by_minute = {number: _sum(one.by_minute for one in done if one.shard == number) for number in until}
             counts = {number: sum(rows.values()) for number, rows in by_minute.items()}

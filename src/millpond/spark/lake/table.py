@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from math import ceil
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from millpond.clock import SystemClock, as_datetime
+from millpond.clock import SECOND, SystemClock, as_datetime, monotonic
 from millpond.errors import LakeDamaged, LakeError, MissingDriver, NoLake
 from millpond.spark.lake.files import MILLISECOND, STATISTICS, File, Progress, add_action
 from millpond.spark.lake.ranges import MINUTE
@@ -33,7 +34,9 @@ OLD_LOG = "_millpond"
 KEEP = timedelta(days=7)
 """Files that were replaced, or written and not committed, are deleted after this time: longer than any export."""
 LONGEST = KEEP / 2
-"""The longest export. It gives up before its commit, because a compaction may soon delete its first files."""
+"""The longest time from the first file of an export or a compaction to its commit."""
+_WRITTEN = re.compile(r"day=[^/]+/[^/]+\.parquet")
+"""Files that writers of the table make. Others in its folder belong to somebody else."""
 _PROPERTIES = {
     # Statistics in the log, by which readers leave out files.
     "delta.dataSkippingStatsColumns": ",".join(STATISTICS),
@@ -71,6 +74,19 @@ class Chosen(msgspec.Struct, frozen=True):
 
 class LakeChanged(LakeError):
     """Another commit came first. This one was not written; plan anew."""
+
+
+class Began:
+    """When work began that writes files. A compaction deletes them if no commit has named them for long."""
+
+    def __init__(self) -> None:
+        self._monotonic, self._wall_us = monotonic(), SystemClock().now()
+
+    def check(self) -> None:
+        """Raise if the first files may be gone soon. By two clocks: one stands still while the machine is suspended."""
+        passed = max(monotonic() - self._monotonic, (SystemClock().now() - self._wall_us) / SECOND)
+        if passed > LONGEST.total_seconds():
+            raise LakeChanged("it took days, and a compaction may have deleted its first files; nothing was committed")
 
 
 @contextlib.contextmanager
@@ -152,7 +168,13 @@ class Lake:
         names = {delta: name for name, delta in _TYPES.items()}
         for field in json.loads(self._table.schema().to_json())["fields"]:
             if field["name"] == "body":
-                return {one["name"]: names[one["type"]] for one in field["type"]["fields"]}
+                try:
+                    return {one["name"]: names[one["type"]] for one in field["type"]["fields"]}
+                except (KeyError, TypeError):
+                    raise LakeDamaged(
+                        f"the column 'body' of the lake {self.storage.root} is not one of Millpond's: another program "
+                        "has changed the table; restore its log, or export to a new lake"
+                    ) from None
         return {}
 
     def paths(self, chosen: Chosen | None = None) -> list[str]:
@@ -167,20 +189,21 @@ class Lake:
         return check_path(uri.removeprefix("file://").removeprefix(root))
 
     def sizes(self) -> Iterator[tuple[str, str, int]]:
-        """Path, day and size of each file."""
+        """Path, day and size of each file. Those that another program added without a day are left out."""
         import pyarrow as pa
 
         with _translated(self.storage):
             actions = pa.table(self._table.get_add_actions(flatten=True))
         columns = (actions.column(name).to_pylist() for name in ("path", "partition.day", "size_bytes"))
         for path, day, size in zip(*columns, strict=True):
-            yield check_path(path), f"{day:%Y-%m-%d}", size
+            if day is not None:
+                yield check_path(path), f"{day:%Y-%m-%d}", size
 
     def unused(self, hours: int) -> list[str]:
         """Files that no commit needs: replaced, or written and never committed, this long ago."""
         with _translated(self.storage):
             found = self._table.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
-        return [path for path in found if path.endswith(".parquet")]
+        return [path for path in found if _WRITTEN.fullmatch(path)]
 
     def count_by_minute(self, shard: int, since: int | None, until: int) -> dict[int, int]:
         """The number of a shard's messages archived in [since, until), by minute since 1970."""
