@@ -153,3 +153,30 @@ async def test_a_message_whose_body_cannot_be_read_fails_alone(postgres_url: str
     assert (row.id, row.reason, row.payload, row.attempts) == (bad, "unreadable", b"", 0)
     assert "chunk" in row.error
     await store.close()
+
+
+async def test_a_text_that_the_driver_cannot_decode_fails_alone(shared_mariadb: Any) -> None:
+    """Half of a surrogate pair, which MariaDB takes for UTF-8: the driver stops in the middle of a result."""
+    shared_mariadb.empty()
+    url = shared_mariadb.url
+    store: Any = await millpond.connect(url)
+    ids = [p.id for p in await store.publish([Message(queue="q", key="k", payload=b"%d" % n) for n in range(10)])]
+    for column, id_ in (("headers", ids[3]), ("`key`", ids[7])):
+        execute(url, f"UPDATE millpond_message SET {column} = x'EDA080' WHERE id = {id_literal(url, id_)}")
+    with pytest.raises(UnicodeDecodeError):
+        await store.claim(["q"], 100)
+    claims = await store.claim(["q"], 100)
+    assert {claim.receipt.id for claim in claims} == set(ids) - {ids[3], ids[7]}
+    assert await store.settle([Ack(claim.receipt) for claim in claims]) == []
+
+    async def archived() -> bool:
+        await store.claim(["q"], 100)
+        return bool(execute(url, "SELECT count(*) FROM millpond_message") == [(0,)])
+
+    await until(archived)
+    failed = await store.operations.archived(states=[State.FAILED])
+    assert {row.id: (row.reason, row.key) for row in failed} == {
+        ids[3]: ("unreadable", "k"),
+        ids[7]: ("unreadable", None),
+    }
+    await store.close()

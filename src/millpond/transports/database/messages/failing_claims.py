@@ -42,7 +42,9 @@ _WITHOUT_BODY = as_archived(
     payload=":payload",
     headers="NULL",
     history="NULL",
+    key=":key",
 )
+_KEY = f"SELECT {names(['key'])} FROM {{message}} WHERE id {{ids}}"
 _KEEP = f"INSERT INTO {{archive}} ({names(ARCHIVED)}) SELECT {_WITHOUT_BODY} FROM {{message}} WHERE id {{ids}}"
 
 Whole = Callable[[], Awaitable[None]]
@@ -113,7 +115,7 @@ class FailingClaims:
         except Exception as e:
             error = short_error(describe(e.__cause__ or e))
         try:
-            archived = await self._runner.write(partial(self._archive, id_, error))
+            archived = await self._runner.write(partial(self._archive, id_, error, await self._key(id_)))
         except Exception as e:
             log.warning("message %s can neither be read nor archived (%s)", self._d.id_out(id_), e)
             return
@@ -121,14 +123,28 @@ class FailingClaims:
             refused.discard(id_)
             log.error("message %s FAILED, without its body: it cannot be read (%s)", self._d.id_out(id_), error)
 
+    async def _key(self, id_: Any) -> str | None:
+        """Its key; None if that cannot be read either."""
+        try:
+            return await self._runner.read(partial(self._read_key, id_))
+        except NOT_THE_ROWS:
+            raise
+        except Exception:
+            return None
+
+    def _read_key(self, id_: Any) -> Steps[str | None]:
+        rows = yield Query(self._d.sql(_KEY), {"ids": [id_]})
+        return rows[0][0] if rows else None
+
     def _read(self, id_: Any) -> Steps[None]:
         yield Query(self._d.sql(_READ), {"ids": [id_]})
 
-    def _archive(self, id_: Any, error: str | None) -> Steps[bool]:
+    def _archive(self, id_: Any, error: str | None, key: str | None) -> Steps[bool]:
         d = self._d
         yield from d.lock_archive()
         if not (yield Query(d.sql(_LOCK), {"ids": [id_]})):
             return False
-        yield Query(d.sql(_KEEP), {"ids": [id_], "payload": b"", "error": error, "now": self._runner.now()})
+        facts = {"payload": b"", "error": error, "key": key, "now": self._runner.now()}
+        yield Query(d.sql(_KEEP), {"ids": [id_], **facts})
         yield d.remove([id_])
         return True

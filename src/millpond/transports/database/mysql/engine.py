@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -57,7 +58,13 @@ class MysqlEngine:
         try:
             result = await drive_async(steps(), self._executor(connection))
         except Exception as e:
-            if self.dialect.error_kind(e) is not ErrorKind.LOST:
+            kind = self.dialect.error_kind(e)
+            if kind is ErrorKind.FOREIGN:
+                # The driver stops in the middle of a result if it cannot decode a text: its own error would hide this
+                # one, and look like an outage. The pool closes the connection.
+                with contextlib.suppress(Exception):
+                    await self._in_time(connection.rollback())
+            elif kind is not ErrorKind.LOST:
                 await self._in_time(connection.rollback())
             raise
         await self._in_time(connection.commit())
