@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -31,9 +32,11 @@ from millpond.spark.lake.read import files
 from millpond.spark.lake.storage import storage_of
 from millpond.spark.lake.table import Lake, LakeChanged
 from millpond.transports.url import Url
+from tests.shared import empty_database
 from tests.spark.lake.here import Here, export, exporter, lake_rows
 from tests.spark.lake.readers import by_duckdb
 from tests.spark.ponds import HOSTILE, fill, rows
+from tests.triggers import execute
 
 pytestmark = pytest.mark.usefixtures("soon")
 
@@ -441,6 +444,20 @@ def test_what_rested_for_days_is_not_committed(
     with pytest.raises(LakeFenced, match="took days"):
         export(path, sqlite_url)
     assert files(path) == before
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
+def test_text_that_is_no_utf8(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Another program can write it there. MariaDB takes half of a surrogate pair."""
+    url = empty_database(request, kind)
+    fill(url, ["orders"])
+    bad = "CAST(x'EDA080' AS TEXT)" if kind == "sqlite" else "x'EDA080'"
+    key = "key" if kind == "sqlite" else "`key`"
+    execute(url, f"UPDATE millpond_archive SET headers = {bad}, error = {bad}, {key} = {bad} WHERE reason IS NULL")
+    assert export(tmp_path / "lake", url).rows == 4
+    found = lake_rows(tmp_path / "lake")
+    assert Counter((row["headers"], row["key"], row["error"]) for row in found)[("\\xed\\xa0\\x80",) * 3] == 2
+    assert len(by_duckdb(tmp_path / "lake")) == 4
 
 
 def test_no_json_at_all(sqlite_url: str, tmp_path: Path) -> None:

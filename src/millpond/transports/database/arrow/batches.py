@@ -1,4 +1,7 @@
-"""The select list of an Arrow read, and record batches from the rows of drivers that return Python values."""
+"""The select list of an Arrow read, and record batches from the rows of drivers that return Python values.
+
+Readers leave texts as bytes, because a driver refuses all rows if the text of one is no UTF-8.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +44,24 @@ def batches_of_rows(chunks: Iterable[Sequence[Any]], columns: Sequence[Column]) 
 def _batch(rows: Sequence[Any], columns: Sequence[Column], schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
-    arrays = [
-        # Through int64: Arrow converts integers to a timestamp type one by one, ten times slower.
-        pa.array(values, pa.int64()).cast(column.kind.arrow)
-        if column.kind is Kind.TIME
-        else pa.array(values, column.kind.arrow)
-        for column, values in zip(columns, zip(*rows, strict=True), strict=True)
-    ]
+    arrays = [_array(values, column.kind) for column, values in zip(columns, zip(*rows, strict=True), strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(values: Sequence[Any], kind: Kind) -> pa.Array:
+    import pyarrow as pa
+
+    if kind is Kind.TIME:
+        # Through int64: Arrow converts integers to a timestamp type one by one, ten times slower.
+        return pa.array(values, pa.int64()).cast(kind.arrow)
+    try:
+        return pa.array(values, kind.arrow)
+    except pa.ArrowInvalid:
+        if kind is not Kind.TEXT:
+            raise
+        return pa.array([_text(value) for value in values], kind.arrow)
+
+
+def _text(value: bytes | None) -> str | None:
+    """The text, with backslashes for bytes that are no UTF-8: another program wrote them."""
+    return None if value is None else value.decode(errors="backslashreplace")

@@ -35,6 +35,7 @@ class MysqlReader(DatabaseReader):
         self._loop = asyncio.new_event_loop()
         try:
             self._connection: Any = self._wait(connect())
+            self._wait(self._connection.query("SET character_set_results = binary"))
         except BaseException:
             self._loop.close()
             raise

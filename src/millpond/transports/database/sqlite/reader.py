@@ -32,6 +32,7 @@ class SqliteReader(DatabaseReader):
             raise NotMigrated(f"there is no file {path}; check the URL, or make it with: millpond migrate {url}")
         # Cached readers pass from thread to thread, and one at a time has them.
         self._connection = open_connection(path, _PATIENCE, one_thread=False)
+        self._connection.text_factory = bytes
 
     def rows(self, text: str, params: Mapping[str, Any]) -> Rows:
         try:
