@@ -10,8 +10,9 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, Field
+from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 
 from millpond.errors import InvalidOption, LakeDamaged, LakeError, NoLake
@@ -176,6 +177,26 @@ def test_fields_are_added(tmp_path: Path) -> None:
     opened(tmp_path).add_fields({"price": "double", "paid": "boolean"})
     assert list(opened(tmp_path).body) == ["sku", "note", "price", "paid"]
     assert [field.name for field in DeltaTable(tmp_path).schema().fields][-3:] == ["day", "body", "unreadable"]
+
+
+@pytest.mark.parametrize("partition_by", [[], ["day"]])
+def test_a_table_of_another_program_is_no_lake(partition_by: list[str], tmp_path: Path) -> None:
+    """An export would spoil it, and a compaction would drop its columns."""
+    write_deltalake(tmp_path, pa.table({"id": ["a"], "day": [date(2026, 11, 16)]}), partition_by=partition_by)
+    before = DeltaTable(tmp_path).file_uris()
+    for use in (created, opened):
+        with pytest.raises(NoLake, match="another program, and no lake"):
+            use(tmp_path)
+    assert DeltaTable(tmp_path).file_uris() == before and DeltaTable(tmp_path).version() == 0
+
+
+def test_an_error_of_the_log_is_one_line(tmp_path: Path) -> None:
+    created(tmp_path).export([file("a")], {0: Progress(None, 7, 1)})
+    (tmp_path / "_delta_log" / f"{1:020}.json").write_text("garbage")
+    with pytest.raises(LakeError, match="could not be read") as caught:
+        opened(tmp_path)
+    assert not {"\n", "\x1b"} & set(str(caught.value)) and "<unknown>" not in str(caught.value)
+    assert "; at ./" not in str(caught.value)
 
 
 def test_a_table_that_another_program_changed(tmp_path: Path) -> None:

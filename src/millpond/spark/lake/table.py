@@ -45,9 +45,15 @@ _PROPERTIES = {
     "delta.logRetentionDuration": f"interval {ceil(LONGEST / timedelta(hours=1)) + 1} hours",
     "delta.deletedFileRetentionDuration": f"interval {KEEP.days} days",
 }
+_OURS = {"id", "queue", "state", "payload", "archived_at", "shard"}
+"""Some of the columns by which a lake differs from another program's table: exports would spoil that one."""
 NOTHING = -(2**63)
 _TYPES = {"boolean": "boolean", "bigint": "long", "double": "double", "string": "string"}
 """Type of a decoded field, by Spark's name in SQL -> by Delta's name."""
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_FRAME = re.compile(r"\d+: \S+|at \S+")
 
 
 class Chosen(msgspec.Struct, frozen=True):
@@ -102,9 +108,15 @@ def _translated(storage: Storage) -> Iterator[None]:
         raise LakeChanged(str(e)) from None
     except (DeltaError, OSError) as e:
         raise LakeError(
-            f"the lake {storage.root} could not be read or written: {e}; if a commit was under way, the next export "
-            "finds out whether it was written"
+            f"the lake {storage.root} could not be read or written: {_plain(e)}; if a commit was under way, the next "
+            "export finds out whether it was written"
         ) from None
+
+
+def _plain(error: Exception) -> str:
+    """The text of an error of `deltalake` as one line, without colours and frames of a trace."""
+    lines = (line.strip(" \u21b3") for line in _COLOUR.sub("", str(error)).splitlines())
+    return "; ".join(line for line in lines if line and not _FRAME.fullmatch(line))
 
 
 class Lake:
@@ -121,7 +133,10 @@ class Lake:
         if not migrating and has_old_log(storage):
             raise NoLake(_no_lake(storage))
         with _translated(storage):
-            return cls(storage, delta.DeltaTable(storage.root, storage_options=_options(storage)))
+            table = delta.DeltaTable(storage.root, storage_options=_options(storage))
+        if table.metadata().partition_columns != ["day"] or not {one.name for one in table.schema().fields} >= _OURS:
+            raise NoLake(f"{storage.root} is a Delta table of another program, and no lake: choose another place")
+        return cls(storage, table)
 
     @classmethod
     def create(cls, storage: Storage, schema: pa.Schema, *, id_: str | None = None, migrating: bool = False) -> Lake:
