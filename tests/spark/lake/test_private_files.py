@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from millpond.seam.arrow import arrow_schema
 from millpond.spark.columns import batch_columns
@@ -89,6 +90,29 @@ def test_what_a_commit_names_is_on_disk(tmp_path: Path) -> None:
     log = tmp_path / "_delta_log"
     assert {str(file), str(file.parent), str(tmp_path), str(log / f"{1:020}.json"), str(log)} <= set(synced)
     assert synced.index(str(file)) < synced.index(str(log / f"{1:020}.json"))
+
+
+def test_a_checkpoint_is_on_disk_before_it_replaces_entries(tmp_path: Path) -> None:
+    """A crash of the machine could leave it empty otherwise, and the entries gone."""
+    lake, log = created(tmp_path), tmp_path / "_delta_log"
+    DeltaTable(tmp_path).alter.set_table_properties({"delta.logRetentionDuration": "interval 0 seconds"})
+    log.chmod(0o750)
+    lake, first = Lake.open(lake.storage), log / f"{0:020}.json"
+    there: dict[str, bool] = {}
+    real = os.fsync
+
+    def fsync(number: int) -> None:
+        there[Path(os.readlink(f"/proc/self/fd/{number}")).name] = first.exists()
+        real(number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        for _ in range(31):
+            write_messages(lake)
+    assert lake.version == 32 and not first.exists()
+    checkpoint = f"{32:020}.checkpoint.parquet"
+    assert there[checkpoint] and there["_last_checkpoint"]
+    assert [mode(log / name) for name in (checkpoint, "_last_checkpoint")] == ["0o640"] * 2
 
 
 def test_a_report_is_private_until_its_owner_opens_it(tmp_path: Path) -> None:

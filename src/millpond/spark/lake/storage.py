@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -62,8 +62,8 @@ class Storage(Protocol):
     def uri(self, path: str) -> str:
         """The file as Spark names it."""
 
-    def sync_log(self, versions: range) -> None:
-        """Make entries of the log durable."""
+    def sync_log(self, names: Iterable[str]) -> None:
+        """Make files of the log durable."""
 
 
 def storage_of(path: str | os.PathLike[str], options: Mapping[str, str] | None = None) -> Storage:
@@ -154,14 +154,14 @@ class Folder:
     def uri(self, path: str) -> str:
         return f"file://{self._path(path)}"
 
-    def sync_log(self, versions: range) -> None:
+    def sync_log(self, names: Iterable[str]) -> None:
         # `deltalake` does not sync its files, and creates them with the umask of the process.
         mode = self._mode() & 0o666
-        for version in versions:
-            entry = self._path(f"{LOG}/{version:020}.json")
+        for name in names:
+            file = self._path(f"{LOG}/{name}")
             with contextlib.suppress(PermissionError):  # of another user
-                os.chmod(entry, mode)
-            sync(entry)
+                os.chmod(file, mode)
+            sync(file)
         sync(self._path(LOG))
 
     def _mode(self) -> int:
@@ -206,7 +206,7 @@ class ObjectStore:
         # Hadoop's name of S3.
         return f"{self.root}/{check_path(path)}".replace("s3://", "s3a://", 1)
 
-    def sync_log(self, versions: range) -> None:
+    def sync_log(self, names: Iterable[str]) -> None:
         """A written object is durable."""
 
     def _files(self) -> Any:

@@ -26,7 +26,7 @@ from millpond.spark.lake.storage import Storage, check_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from deltalake import DeltaTable, Field
+    from deltalake import DeltaTable, Field, PostCommitHookProperties
 
 LAKE = "millpond.lake"
 """Property of the table with the lake's id, which the databases know."""
@@ -37,10 +37,12 @@ LONGEST = KEEP / 2
 """The longest time from the first file of an export or a compaction to its commit."""
 _WRITTEN = re.compile(r"day=[^/]+/[^/]+\.parquet")
 """Files that writers of the table make. Others in its folder belong to somebody else."""
+_CHECKPOINT_EVERY = 32
+"""Commits between two checkpoints."""
 _PROPERTIES = {
     # Statistics in the log, by which readers leave out files.
     "delta.dataSkippingStatsColumns": ",".join(STATISTICS),
-    "delta.checkpointInterval": "32",
+    "delta.checkpointInterval": str(_CHECKPOINT_EVERY),
     # An export commits against the entries since it began. Without time travel no older ones are needed.
     "delta.logRetentionDuration": f"interval {ceil(LONGEST / timedelta(hours=1)) + 1} hours",
     "delta.deletedFileRetentionDuration": f"interval {KEEP.days} days",
@@ -158,7 +160,7 @@ class Lake:
                 raise_if_key_not_exists=False,
             )
         lake = cls.open(storage, migrating=migrating)
-        storage.sync_log(range(1))
+        storage.sync_log([_entry(0)])
         return lake
 
     # --- read ---------------------------------------------------------------------------------------
@@ -247,7 +249,7 @@ class Lake:
             columns.append(Field("unreadable", PrimitiveType("string")))
         before = self.version
         with _translated(self.storage):
-            self._table.alter.add_columns(columns)
+            self._table.alter.add_columns(columns, post_commithook_properties=_no_checkpoint())
         self._after(before)
 
     def export(self, files: Sequence[File], progress: Mapping[int, Progress]) -> None:
@@ -291,7 +293,12 @@ class Lake:
         before = self.version
         with _translated(self.storage):
             self._table.create_write_transaction(
-                list(actions), "append", self._table.schema(), ["day"], commit_properties=properties
+                list(actions),
+                "append",
+                self._table.schema(),
+                ["day"],
+                commit_properties=properties,
+                post_commithook_properties=_no_checkpoint(),
             )
         self._after(before)
 
@@ -299,7 +306,27 @@ class Lake:
         """Show the newest version, with its log on disk."""
         with _translated(self.storage):
             self._table.update_incremental()
-        self.storage.sync_log(range(before + 1, self.version + 1))
+        self.storage.sync_log(map(_entry, range(before + 1, self.version + 1)))
+        if self.version // _CHECKPOINT_EVERY > before // _CHECKPOINT_EVERY:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """Write all entries as one file, then delete old ones. `deltalake` would delete them before it is on disk."""
+        with _translated(self.storage):
+            self._table.create_checkpoint()
+        self.storage.sync_log([f"{self.version:020}.checkpoint.parquet", "_last_checkpoint"])
+        with _translated(self.storage):
+            self._table.cleanup_metadata()
+
+
+def _entry(version: int) -> str:
+    return f"{version:020}.json"
+
+
+def _no_checkpoint() -> PostCommitHookProperties:
+    from deltalake import PostCommitHookProperties
+
+    return PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
 def has_old_log(storage: Storage) -> bool:
