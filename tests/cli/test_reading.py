@@ -50,6 +50,15 @@ def test_list_filters(cli: Cli, url: str) -> None:
     assert cli.ok("retry", "--queue", "orders", "--path", "n=2", "--preview").out.startswith("1 would")
 
 
+def test_json_has_no_control_characters(cli: Cli, url: str) -> None:
+    """A terminal obeys U+009B as it obeys ESC [, and shows text after U+202E backwards"""
+    headers = {"a": "\x9b31m\u202e\u2028\x1b[2J\U000e0001", "city": "München"}
+    published(url, [Message(queue="orders", payload=b"x", headers=headers)])
+    result = cli.ok("list", "orders", "--json")
+    assert "München" in result.out and all(c.isprintable() for c in result.out.rstrip("\n"))
+    assert result.json["messages"][0]["headers"] == headers
+
+
 def test_stats_as_json(cli: Cli, url: str) -> None:
     assert cli.ok("stats", "--json").json == {"queues": {}}
     fill(url)

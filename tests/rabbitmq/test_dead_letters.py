@@ -23,7 +23,7 @@ from millpond.transports.rabbitmq.envelope import Envelope, Metadata
 from millpond.transports.rabbitmq.names import dead_name
 from millpond.transports.rabbitmq.outgoing import OutgoingMessage
 from tests.rabbitmq.attacker import attacker
-from tests.rabbitmq.conftest import SOON, next_claim
+from tests.rabbitmq.conftest import SOON, dead_letters, next_claim
 
 DEAD = dead_name("q")
 
@@ -269,6 +269,37 @@ async def test_letters_that_fail_again_are_retried_once(transport: Any) -> None:
     transport.publisher.send_each = publish
     (row,) = await Control(transport).messages("q")
     assert row.reason == "again"
+
+
+async def test_letters_with_one_id_are_all_retried(transport: Any) -> None:
+    """Any publisher chooses the id; two messages of one id may both fail"""
+    await transport.claim(["q"])
+    async with attacker(transport.url.raw) as attack:
+        for n in range(3):
+            await attack.publish({}, b"%d" % n, message_id="order-7")
+        await attack.flush()
+    for _ in range(3):
+        claim = await next_claim(transport)
+        assert await transport.settle([Reject(claim.receipt, "r")]) == []
+    retried = await asyncio.wait_for(Control(transport).retry_queue("q"), SOON)
+    assert len(retried.published) == 3
+    claims = [await next_claim(transport) for _ in range(3)]
+    assert {claim.message.payload for claim in claims} == {b"0", b"1", b"2"}
+    assert await transport.settle([Ack(claim.receipt) for claim in claims]) == []
+    assert await Control(transport).messages("q") == []
+
+
+async def test_a_letter_without_an_id_is_retried(transport: Any) -> None:
+    """A publisher wrote it as if Millpond had made it"""
+    assert await Control(transport).messages("q") == []
+    async with attacker(transport.url.raw) as attack:
+        await attack.publish({"millpond": '{"queue":"q","failed_us":1,"reason":"forged"}'}, b"x", to=DEAD)
+        await attack.flush()
+    (row,) = await dead_letters(Control(transport))
+    assert (await Control(transport).retry([row.id])).published == [replayed_id(row.id, "retry")]
+    claim = await next_claim(transport)
+    assert claim.message.payload == b"x"
+    assert await transport.settle([Ack(claim.receipt)]) == []
 
 
 @pytest.mark.slow

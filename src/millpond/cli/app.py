@@ -180,7 +180,10 @@ def store_options(url: str, schema: str | None, table_prefix: str, texts: list[s
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None))
+    text = json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None)
+    if not text.isascii():  # terminals obey U+009B as they obey ESC [, and a publisher may have written it
+        text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+    print(text)
 
 
 def print_result(text: str, facts: Any, json: bool) -> None:

@@ -304,14 +304,14 @@ class Control:
         A message that was published and has failed again is left out.
         """
         while True:
-            known = set(published)
+            before, known = len(published), set(published)
             async for rows in pages(
                 lambda limit, after: self.operations.archived(
                     queue, states=states, since=since, until=until, limit=limit, after=after
                 )
             ):
                 yield [row for row in rows if row.id not in known]
-            if Capability.ARCHIVE in self._transport.capabilities or len(published) == len(known):
+            if Capability.ARCHIVE in self._transport.capabilities or len(published) == before:
                 return
 
 

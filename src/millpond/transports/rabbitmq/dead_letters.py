@@ -345,7 +345,8 @@ def _letter(message: Delivered, queue: str, now: int) -> Letter:
         was_returned = message.redelivered and readable(properties.headers.get(_COUNTER)) != 0
         envelope = open_envelope(properties, message.body, queue, now, keep_queue=queue == UNDELIVERED)
         if envelope.meta.failed_us is not None:
-            return Letter(message.tag, envelope, settled_row(envelope, State.FAILED), was_returned, message.size)
+            is_replaced = was_returned or not properties.message_id  # without it, each list would give a new id
+            return Letter(message.tag, envelope, settled_row(envelope, State.FAILED), is_replaced, message.size)
         reason, at = _death(deaths)
         envelope = envelope.with_meta(failed_us=at or now, reason=reason)
     except Exception as e:
