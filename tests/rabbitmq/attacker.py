@@ -13,6 +13,7 @@ from aiormq.abc import ChannelFrame
 from pamqp.commands import Basic
 
 HEADERS, MESSAGE_ID, CONTENT_TYPE, TIMESTAMP, USER_ID = 1 << 13, 1 << 7, 1 << 15, 1 << 6, 1 << 4
+EXPIRATION = 1 << 8
 
 
 class Attacker:

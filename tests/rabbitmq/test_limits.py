@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
@@ -18,7 +19,7 @@ from millpond.control import Control
 from millpond.errors import BodyTooLarge, StoreUnavailable, UnknownDatabase
 from servers import Proxy, RabbitMQ
 from tests.rabbitmq.alarms import alarm
-from tests.rabbitmq.attacker import attacker
+from tests.rabbitmq.attacker import EXPIRATION, HEADERS, UNDECODABLE, attacker
 from tests.rabbitmq.conftest import SOON, dead_letters, next_claim
 
 pytestmark = [pytest.mark.server]
@@ -116,6 +117,29 @@ async def test_channels_beyond_the_brokers_maximum_get_a_further_connection(brok
             claims += some
     assert await transport.settle([Ack(claim.receipt) for claim in claims]) == []
     assert transport.consumer_pool.count == 2
+    await transport.close()
+
+
+async def test_a_forged_death_that_expires_stops_nothing(broker: RabbitMQ) -> None:
+    """RabbitMQ before 3.13 would move no dead letter of the node any more, and declare no queue"""
+    url = broker.create_vhost(uuid4().hex)
+    transport: Any = await millpond.connect(url, broker_dead_letters=False)
+    await transport.claim(["q"])
+    forged = b"\x07x-deathA" + struct.pack(">I", 6) + b"S\0\0\0\x01x"
+    expiring = struct.pack(">HI", HEADERS | EXPIRATION, len(forged)) + forged + b"\x010"
+    async with attacker(url) as attack:
+        for _ in range(3):
+            await attack.send(expiring)
+            await attack.send(UNDECODABLE["header name in Latin-1"], b"unreadable")
+        await attack.flush()
+    await transport.publish([Message(queue="q", payload=b"good")])
+    claim = await next_claim(transport)
+    assert await transport.settle([Nack(claim.receipt, delay=0.1)]) == []
+    claim = await next_claim(transport)
+    assert (claim.message.payload, claim.attempts) == (b"good", 1)
+    assert await transport.settle([Ack(claim.receipt)]) == []
+    await transport.publish([Message(queue="another", payload=b"x")])
+    assert {row.payload for row in await dead_letters(Control(transport))} == {b"unreadable"}
     await transport.close()
 
 

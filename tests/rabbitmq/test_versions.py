@@ -15,6 +15,7 @@ import millpond
 from millpond import Ack, ManualClock, Message, Reject
 from millpond.control import Control
 from millpond.errors import StoreError
+from millpond.transports.rabbitmq import versions
 from millpond.transports.rabbitmq.options import RabbitOptions
 from millpond.transports.rabbitmq.versions import consumer_arguments, version_of
 from servers import RabbitMQ
@@ -55,6 +56,19 @@ async def test_a_feature_flag_that_an_upgraded_cluster_may_lack(
     with caplog.at_level(logging.INFO, "millpond.rabbitmq"):
         await (await millpond.connect(rabbitmq_url)).close()
     assert ("enable_feature_flag stream_queue" in caplog.text) == hinted
+
+
+@pytest.mark.parametrize(
+    ("version", "broker_dead_letters", "warned"),
+    [((3, 10), True, True), ((3, 12), True, True), ((3, 10), False, False), ((3, 13), True, False)],
+)
+def test_the_danger_of_forged_deaths_is_named_once(
+    caplog: pytest.LogCaptureFixture, version: tuple[int, int], broker_dead_letters: bool, warned: bool
+) -> None:
+    versions._warn_of_forged_deaths.cache_clear()
+    for _ in range(2):
+        versions.check_version(version, broker_dead_letters=broker_dead_letters)
+    assert caplog.text.count("x-death") == warned
 
 
 async def test_consumers_bring_their_timeout_from_4_3_on(

@@ -142,7 +142,7 @@ class ConnectionPool:
     async def _open_checked(self) -> BrokerConnection:
         connection = await self._open()
         try:
-            check_version(connection.version)
+            check_version(connection.version, broker_dead_letters=self._options.broker_dead_letters)
         except StoreError:
             await connection.close()
             raise

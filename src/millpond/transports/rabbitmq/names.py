@@ -77,21 +77,24 @@ def bucket_for(delay_us: int) -> tuple[int, int]:
     return bucket, delay_us - bucket * SECOND // 1000
 
 
-def work_arguments(queue: str, queue_type: str, further: Mapping[str, Any]) -> dict[str, Any]:
+def work_arguments(
+    queue: str, queue_type: str, further: Mapping[str, Any], *, broker_dead_letters: bool
+) -> dict[str, Any]:
     """A message that the broker or a client rejects goes to the dead letters; its own headers change nothing.
 
     The delivery limit is the highest, because Millpond counts. By default RabbitMQ 4 drops a message after 20 returns.
     """
+    letters = _dead_lettering(dead_name(queue)) if broker_dead_letters else {}
     if queue_type == "classic":
-        return {"x-queue-type": "classic", **_dead_lettering(dead_name(queue)), **further}
-    return {**_QUORUM, **_dead_lettering(dead_name(queue)), **_AT_LEAST_ONCE, **further}
+        return {"x-queue-type": "classic", **letters, **further}
+    return {**_QUORUM, **letters, **(_AT_LEAST_ONCE if letters else _KEEP_ALL), **further}
 
 
-def side_queue_arguments(name: str) -> dict[str, Any]:
+def side_queue_arguments(name: str, *, broker_dead_letters: bool) -> dict[str, Any]:
     """Suspects are dead-lettered as other messages are. Dead letters stay: a full queue refuses further ones."""
     if name == UNDELIVERED:  # a refusal would end all delays of a lifetime
         return dict(_QUORUM)
-    if not is_suspects(name):
+    if not is_suspects(name) or not broker_dead_letters:
         return {**_QUORUM, **_KEEP_ALL}
     return {**_QUORUM, **_dead_lettering(_DEAD + name.removeprefix(_SUSPECTS)), **_AT_LEAST_ONCE}
 

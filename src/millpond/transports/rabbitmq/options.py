@@ -22,6 +22,8 @@ class RabbitOptions(msgspec.Struct, frozen=True, kw_only=True):
     classic queues Millpond counts them, and publishes such a message again."""
     queue_arguments: Mapping[str, Any] | None = None
     """Further arguments of new queues, such as `x-quorum-initial-group-size`."""
+    broker_dead_letters: bool = True
+    """False: new queues have no dead-letter exchange. The broker drops messages that expire or that others reject."""
     declare: bool = True
     """False: all queues exist, and none is declared."""
     publisher_channel_pool_size: int = 25
@@ -68,8 +70,9 @@ def parse(given: dict[str, Any]) -> RabbitOptions:
     if not isinstance(options.queue_arguments, Mapping | None):
         raise InvalidOption(f"queue_arguments must be a dict, not {type(options.queue_arguments).__name__}")
     _check_pool_sizes(options.subscriber_pool_sizes)
-    if not isinstance(options.declare, bool):
-        raise InvalidOption(f"declare must be True or False, not {options.declare!r}")
+    for name in ("broker_dead_letters", "declare"):
+        if not isinstance(value := getattr(options, name), bool):
+            raise InvalidOption(f"{name} must be True or False, not {value!r}")
     if not isinstance(options.archive_options, Mapping | None):
         raise InvalidOption(f"archive_options must be a dict of options, not {type(options.archive_options).__name__}")
     if options.archive_options and options.archive is None:

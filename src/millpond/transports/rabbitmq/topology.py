@@ -64,7 +64,8 @@ class Topology:
 
     def dead_letters(self, queue: str) -> bool:
         """True if the broker moves a rejected message to the dead letters, out of a classic queue at most once."""
-        return self.used_as_found.isdisjoint((amqp_name(queue), suspects_name(queue), dead_name(queue)))
+        names = amqp_name(queue), suspects_name(queue), dead_name(queue)
+        return self._options.broker_dead_letters and self.used_as_found.isdisjoint(names)
 
     async def exists(self, name: str) -> bool:
         """Whether the broker has this queue. One that this user may not read exists for all we know."""
@@ -87,7 +88,8 @@ class Topology:
                 await self.declare_side_queue(dead_name(queue))
             async with self._lock:
                 type_ = self._options.queue_type
-                arguments = work_arguments(queue, type_, self._options.queue_arguments or {})
+                further, letters = self._options.queue_arguments or {}, self._options.broker_dead_letters
+                arguments = work_arguments(queue, type_, further, broker_dead_letters=letters)
                 if await self._declare(name, arguments):
                     log.warning(
                         "queue %r exists with other arguments than Millpond's, or this user may not declare it. If "
@@ -103,7 +105,7 @@ class Topology:
         """Declare a queue for dead letters or suspects."""
         if name not in self._declared:
             async with self._lock:
-                await self._declare(name, side_queue_arguments(name))
+                await self._declare(name, self._side_queue_arguments(name))
                 if is_suspects(name):
                     await self._bind_to_due(name)
                 self._add(name)
@@ -129,13 +131,16 @@ class Topology:
         """Declare the way out of the wait queues, once for all queues."""
         if DUE_EXCHANGE not in self._declared:
             with contextlib.suppress(NoSuchQueue):  # an account that may not declare it does not need it
-                await self._declare(UNDELIVERED, side_queue_arguments(UNDELIVERED))
+                await self._declare(UNDELIVERED, self._side_queue_arguments(UNDELIVERED))
             if UNDELIVERED not in self._refused:
                 await self._unless_refused(lambda channel: channel.declare_exchange(UNDELIVERED, "fanout"))
                 await self._unless_refused(lambda channel: channel.bind(UNDELIVERED, UNDELIVERED))
                 declare = partial(Channel.declare_exchange, name=DUE_EXCHANGE, kind="direct", arguments=DUE_ARGUMENTS)
                 await self._unless_refused(declare)
             self._declared.add(DUE_EXCHANGE)
+
+    def _side_queue_arguments(self, name: str) -> dict[str, Any]:
+        return side_queue_arguments(name, broker_dead_letters=self._options.broker_dead_letters)
 
     async def _declare(self, name: str, arguments: Mapping[str, Any]) -> bool:
         """Declare a queue, or find it. Return True when it is first found to differ."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from millpond.clock import SECOND, micros
@@ -20,6 +21,8 @@ _OLDEST = (3, 10)
 """The first version whose quorum queues have lifetimes, and dead-letter at least once."""
 _FLAG_REQUIRED = (3, 12)
 """The first version that cannot lack the feature flag for dead-lettering at least once."""
+_OWN_DEATHS = (3, 13)
+"""The first version that does not read a publisher's header `x-death` when it dead-letters a message."""
 _CONSUMER_TIMEOUTS = (4, 3)
 """The first version that takes a timeout from each consumer."""
 _ACQUIRED_COUNT = (4, 3)
@@ -32,7 +35,7 @@ def version_of(properties: Mapping[str, Any]) -> Version | None:
     return (int(found[1]), int(found[2])) if found and properties.get("product") == "RabbitMQ" else None
 
 
-def check_version(version: Version | None) -> None:
+def check_version(version: Version | None, *, broker_dead_letters: bool) -> None:
     if version is None:
         return
     if version < _OLDEST:
@@ -46,6 +49,20 @@ def check_version(version: Version | None) -> None:
             "cluster may lack: rabbitmqctl enable_feature_flag stream_queue",
             *version,
         )
+    if version < _OWN_DEATHS and broker_dead_letters:
+        _warn_of_forged_deaths(*version)
+
+
+@cache
+def _warn_of_forged_deaths(major: int, minor: int) -> None:
+    """Once for each version."""
+    log.warning(
+        "a message with a forged header x-death that expires in a queue stops all delays and retries of a node of "
+        "RabbitMQ %d.%d: upgrade to 3.13 or later, or read docs/reference/rabbitmq.md, Notes on RabbitMQ before 3.13, "
+        "if you do not trust all publishers",
+        major,
+        minor,
+    )
 
 
 def consumer_arguments(version: Version | None, options: RabbitOptions) -> dict[str, Any]:
