@@ -13,7 +13,10 @@ REMOVED = "(removed: the redact function of the pond failed)"
 _SHORTEST = 4
 """Characters: a shorter secret is masked only in its place in a URL, because it is part of ordinary words."""
 _LOGIN = re.compile(r"(://[^\s:/?#@]*):[^\s/@]*@")
-_PARAMETER = re.compile(r"\b((?:ssl)?password|passwd|pwd)(\s*=\s*)('[^']*'|\"[^\"]*\"|[^\s&;,'\"]+)", re.IGNORECASE)
+_QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_PARAMETER = re.compile(rf"(?<!\w)(\w*(?:password|passwd|pwd)\s*=\s*)(?:{_QUOTED}|[^\s&;,'\"]+)", re.IGNORECASE)
+_ITEM = re.compile(rf"""((['"])\w*(?:password|passwd|pwd)\2\s*:\s*b?)(?:{_QUOTED})""", re.IGNORECASE)
+"""Of a dict or of JSON."""
 
 
 def forms(secret: str, *written: str) -> set[str]:
@@ -24,7 +27,7 @@ def forms(secret: str, *written: str) -> set[str]:
 
 
 def hide(text: str, secrets: Iterable[str] = ()) -> str:
-    """The text without these secrets, without passwords of URLs, and without values of `password=`.
+    """The text without these secrets, without passwords of URLs, and without values of `password=` and `"password":`.
 
     >>> hide("no answer from amqp://shop:hunter2@mq/v?password=hunter3")
     'no answer from amqp://shop:***@mq/v?password=***'
@@ -34,7 +37,9 @@ def hide(text: str, secrets: Iterable[str] = ()) -> str:
             text = text.replace(secret, MASK)
     if "://" in text:
         text = _LOGIN.sub(rf"\1:{MASK}@", text)
-    return _PARAMETER.sub(rf"\1\2{MASK}", text) if "=" in text else text
+    if "=" in text:
+        text = _PARAMETER.sub(rf"\1{MASK}", text)
+    return _ITEM.sub(rf"\1{MASK}", text) if ":" in text else text
 
 
 def redaction(secrets: Iterable[str], function: Redact | None) -> Redact:
