@@ -226,6 +226,16 @@ async def test_parameters_of_the_url(rabbitmq_url: str) -> None:
         await millpond.connect(f"{rabbitmq_url}?cafile=/no/such/file")
 
 
+@pytest.mark.parametrize("value", ["heartbeat=", "heartbeat=1m", "heartbeat=-5", "heartbeat=65535", "auth=plian"])
+async def test_values_that_the_driver_would_ignore_are_refused(value: str) -> None:
+    """It would send no heartbeats, or log in another way"""
+    name = value.partition("=")[0]
+    with pytest.raises(InvalidURL, match=f"{name} of the URL amqp://u:[*]+@127.0.0.1/v must be"):
+        await millpond.connect(f"amqp://u:secret@127.0.0.1/v?{value}")
+    with pytest.raises(InvalidURL, match=name):
+        millpond.Millpond(f"amqp://u:secret@127.0.0.1/v?{value}")
+
+
 async def test_errors_of_the_url(rabbitmq_server: RabbitMQ, rabbitmq_url: str) -> None:
     """A clear error after `connect_max_retries`, without the password"""
     wrong = rabbitmq_url.replace(rabbitmq_server.password, "wrong-secret")

@@ -16,6 +16,7 @@ from millpond.transports.url import Url, check_parameters
 
 URL_PARAMETERS = ("heartbeat", "auth", "cafile", "capath", "certfile", "keyfile", "no_verify_ssl")
 """Parameters of the driver that are useful here."""
+_LONGEST_HEARTBEAT = 65_534
 TLS_PARAMETERS = ("cafile", "capath", "certfile", "keyfile", "no_verify_ssl")
 
 
@@ -32,11 +33,25 @@ def check_options(given: dict[str, Any]) -> RabbitOptions:
 
 def check_address(url: Url) -> None:
     check_parameters(url, URL_PARAMETERS)
+    check_values(url)
+
+
+def check_values(url: Url) -> None:
+    """The driver would take another value for none: no heartbeats, another way to log in."""
+    heartbeat, auth = url.query.get("heartbeat", "60"), url.query.get("auth", "plain")
+    if not (heartbeat.isascii() and heartbeat.isdigit() and len(heartbeat) < 6 and int(heartbeat) <= _LONGEST_HEARTBEAT):
+        raise InvalidURL(
+            f"heartbeat of the URL {url} must be a number of seconds from 0 (none) to {_LONGEST_HEARTBEAT}, not "
+            f"{heartbeat!r}"
+        )
+    if auth.lower() not in ("plain", "external"):
+        raise InvalidURL(f"auth of the URL {url} must be plain or external, not {auth!r}")
 
 
 async def connect(url: Url, **given: Any) -> RabbitTransport:
     """Connect at once, because errors of the URL should not wait for the first call."""
     options = check_options(given)
+    check_values(url)
     url = check_tls(url)
     archive = None if options.archive is None else await _archive(options.archive, options.archive_options or {})
     transport = RabbitTransport(url, options, archive)
