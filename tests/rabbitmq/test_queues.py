@@ -171,6 +171,26 @@ async def declared_by_another_client(transport: Any, name: str = "q") -> None:
     await other.close()
 
 
+async def test_a_queue_beside_that_differs_is_named_once(transport: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Dead letters would expire in it"""
+    other = await aiormq.connect(transport.url.raw)
+    channel = await other.channel()
+    arguments = {"x-queue-type": "quorum", "x-message-ttl": 60_000}
+    await channel.queue_declare("millpond.dead.q", durable=True, arguments=arguments)
+    await other.close()
+    for _ in range(2):
+        await transport.publish([Message(queue="q", payload=b"x")])
+        transport.topology.forget()
+    named = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [text.startswith("queue 'millpond.dead.q' exists with other") for text in named if "exists" in text] == [
+        True
+    ]
+    claim = await next_claim(transport)
+    assert await transport.settle([Reject(claim.receipt, "r")]) == []
+    (letter,) = await dead_letters(Control(transport))
+    assert letter.reason == "r"
+
+
 async def test_the_documented_policy_protects_a_queue_that_exists(transport: Any, rabbitmq_server: RabbitMQ) -> None:
     await declared_by_another_client(transport, "orders")
     text = Path("docs/how-to/rabbitmq.md").read_text()

@@ -39,7 +39,9 @@ def check_address(url: Url) -> None:
 def check_values(url: Url) -> None:
     """The driver would take another value for none: no heartbeats, another way to log in."""
     heartbeat, auth = url.query.get("heartbeat", "60"), url.query.get("auth", "plain")
-    if not (heartbeat.isascii() and heartbeat.isdigit() and len(heartbeat) < 6 and int(heartbeat) <= _LONGEST_HEARTBEAT):
+    if not (
+        heartbeat.isascii() and heartbeat.isdigit() and len(heartbeat) < 6 and int(heartbeat) <= _LONGEST_HEARTBEAT
+    ):
         raise InvalidURL(
             f"heartbeat of the URL {url} must be a number of seconds from 0 (none) to {_LONGEST_HEARTBEAT}, not "
             f"{heartbeat!r}"

@@ -105,7 +105,7 @@ class Topology:
         """Declare a queue for dead letters or suspects."""
         if name not in self._declared:
             async with self._lock:
-                await self._declare(name, self._side_queue_arguments(name))
+                await self._declare_beside(name, self._side_queue_arguments(name))
                 if is_suspects(name):
                     await self._bind_to_due(name)
                 self._add(name)
@@ -115,7 +115,7 @@ class Topology:
         if name not in self._declared:
             async with self._lock:
                 await self._declare_due_exchange()
-                await self._declare(name, wait_arguments(bucket))
+                await self._declare_beside(name, wait_arguments(bucket))
                 await self._unless_refused(lambda channel: channel.declare_exchange(WAIT_EXCHANGE, "headers"))
                 match = {"x-match": "all", WAIT_HEADER: bucket}
                 await self._unless_refused(lambda channel: channel.bind(name, WAIT_EXCHANGE, arguments=match))
@@ -131,7 +131,7 @@ class Topology:
         """Declare the way out of the wait queues, once for all queues."""
         if DUE_EXCHANGE not in self._declared:
             with contextlib.suppress(NoSuchQueue):  # an account that may not declare it does not need it
-                await self._declare(UNDELIVERED, self._side_queue_arguments(UNDELIVERED))
+                await self._declare_beside(UNDELIVERED, self._side_queue_arguments(UNDELIVERED))
             if UNDELIVERED not in self._refused:
                 await self._unless_refused(lambda channel: channel.declare_exchange(UNDELIVERED, "fanout"))
                 await self._unless_refused(lambda channel: channel.bind(UNDELIVERED, UNDELIVERED))
@@ -141,6 +141,15 @@ class Topology:
 
     def _side_queue_arguments(self, name: str) -> dict[str, Any]:
         return side_queue_arguments(name, broker_dead_letters=self._options.broker_dead_letters)
+
+    async def _declare_beside(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Declare a queue beside the work queues. One that this user may not declare is expected."""
+        if await self._declare(name, arguments) and self._options.declare and name not in self._refused:
+            log.warning(
+                "queue %r exists with other arguments than Millpond's; messages in it may be lost: "
+                "docs/how-to/rabbitmq.md, Queues that exist",
+                name,
+            )
 
     async def _declare(self, name: str, arguments: Mapping[str, Any]) -> bool:
         """Declare a queue, or find it. Return True when it is first found to differ."""
