@@ -223,3 +223,29 @@ async def test_acks_do_not_wait_for_a_publish_during_an_alarm(broker: RabbitMQ, 
     assert again.message.payload == b"0" and again.attempts == 1
     await transport.settle([Ack(again.receipt)])
     await transport.close()
+
+
+async def test_letters_are_listed_during_an_alarm(broker: RabbitMQ) -> None:
+    """A letter that was listed before is replaced by a copy, which the broker does not read now"""
+    transport: Any = await millpond.connect(broker.create_vhost(uuid4().hex))
+    await transport.publish([Message(queue="q", payload=b"%d" % n) for n in range(3)])
+    for _ in range(3):
+        claim = await next_claim(transport)
+        assert await transport.settle([Reject(claim.receipt)]) == []
+    before = await Control(transport).messages("q")
+    async with alarm(broker, transport):
+        listed = await asyncio.wait_for(Control(transport).messages("q"), SOON)
+    assert await Control(transport).messages("q") == listed == before
+    assert len(before) == 3
+    await transport.close()
+
+
+async def test_a_claim_needs_no_connection_that_is_blocked(broker: RabbitMQ) -> None:
+    """A lost connection ends the knowledge of queues, and they are declared again"""
+    transport: Any = await millpond.connect(broker.create_vhost(uuid4().hex))
+    await transport.publish([Message(queue="q", payload=b"x")])
+    async with alarm(broker, transport):
+        transport.topology.forget()
+        claim = await asyncio.wait_for(next_claim(transport), SOON)
+        assert await transport.settle([Ack(claim.receipt)]) == []
+    await transport.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -99,17 +99,20 @@ class DeadLetters:
         publisher: Publisher,
         archive: Operations | None,
         now: Callable[[], int],
+        wait_until_blocked: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         self._pool = pool
         self._topology = topology
         self._publisher = publisher
         self._archive = archive
         self._now = now
+        self._wait_until_blocked = wait_until_blocked
         self._queues: dict[str, None] = {}
         """Queues that were listed. A broker cannot list its queues."""
         self._pages: dict[str, LetterPage] = {}
         self._lock = asyncio.Lock()
         self._putting_back: asyncio.Task[None] | None = None
+        self._unfinished: set[asyncio.Task[None]] = set()
 
     async def count(self, queues: Sequence[str] | None = None, *, exact: bool = False) -> list[QueueStats]:
         """Messages that are ready, and dead letters. The states of others are missing."""
@@ -174,8 +177,8 @@ class DeadLetters:
                     limit,
                 )
             )
-            if len(page) < limit and not taken_out.left:  # otherwise a later call would take others out
-                await self._put_back(name)
+        if len(page) < limit and not taken_out.left:  # otherwise a later call would take others out
+            await self._put_back_unless_blocked(name)
         return page
 
     async def find(self, ids: Sequence[UUID]) -> list[Row]:
@@ -262,6 +265,23 @@ class DeadLetters:
             for queue in list(self._pages):
                 with contextlib.suppress(MillpondError):  # the connection was lost: the broker has put them back
                     await self._put_back(queue)
+
+    async def _put_back_unless_blocked(self, queue: str) -> None:
+        """Put letters back. While the broker blocks publishes, that goes on in the background."""
+        putting_back = asyncio.create_task(self._put_back_alone(queue))
+        self._unfinished.add(putting_back)
+        putting_back.add_done_callback(self._unfinished.discard)
+        blocked = asyncio.create_task(self._wait_until_blocked())
+        try:
+            await asyncio.wait({putting_back, blocked}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            blocked.cancel()
+        if putting_back.done():
+            putting_back.result()
+
+    async def _put_back_alone(self, queue: str) -> None:
+        async with self._lock:
+            await self._put_back(queue)
 
     async def _put_back(self, queue: str, *, at_the_end: bool = False) -> None:
         page = self._pages.pop(queue, None)

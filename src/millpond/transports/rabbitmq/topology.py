@@ -41,10 +41,12 @@ class Topology:
     A queue that exists with other arguments, or that this user may not declare, is used as it is.
     """
 
-    def __init__(self, pool: ConnectionPool, options: RabbitOptions) -> None:
+    def __init__(self, pool: ConnectionPool, spare: ConnectionPool, options: RabbitOptions) -> None:
         self._pool = pool
+        self._spare = spare
+        """Used while the broker does not read from the other one: claims need queues then too."""
         self._options = options
-        self._channel: Channel | None = None
+        self._channels: dict[ConnectionPool, Channel] = {}
         self._lock = asyncio.Lock()
         self._declared: set[str] = set()
         self.known: set[str] = set()
@@ -181,12 +183,14 @@ class Topology:
                 await self._on_channel(call)
 
     async def _on_channel(self, call: Callable[[Channel], Awaitable[Any]]) -> None:
-        if self._channel is None or self._channel.closed:
-            self._channel = await self._pool.channel()
+        pool = self._spare if self._pool.is_blocked else self._pool
+        channel = self._channels.get(pool)
+        if channel is None or channel.closed:
+            channel = self._channels[pool] = await pool.channel()
         try:
-            await call(self._channel)
+            await call(channel)
         except (AccessRefused, QueueMismatch, NoSuchQueue):  # the broker closes the channel
-            self._channel.mark_dead()
+            channel.mark_dead()
             raise
 
     def _add(self, name: str) -> None:

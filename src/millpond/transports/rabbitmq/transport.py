@@ -101,7 +101,7 @@ class RabbitTransport:
         self.on_event: Callable[[Event], None] | None = None
         self.consumer_pool.on_reconnect = lambda after: self._emit(Reconnected(after))
         self.publisher_pool.on_blocked = lambda reason: self._emit(BrokerBlocked(reason))
-        self.topology = Topology(self.publisher_pool, options)
+        self.topology = Topology(self.publisher_pool, self.consumer_pool, options)
         self.publisher = Publisher(self.publisher_pool, self.topology, options.publisher_channel_pool_size)
         self._consumers: dict[str, Consumer] = {}
         self._receipts = Receipts()
@@ -126,7 +126,14 @@ class RabbitTransport:
             republish=self._republisher.add,
             can_reject=self.topology.dead_letters,
         )
-        self._dead_letters = DeadLetters(self.consumer_pool, self.topology, self.publisher, self._archive, self.now)
+        self._dead_letters = DeadLetters(
+            self.consumer_pool,
+            self.topology,
+            self.publisher,
+            self._archive,
+            self.now,
+            self.publisher_pool.wait_until_blocked,
+        )
         self._activity = asyncio.Event()
         """Set when a call of `wait` should check again."""
         self._turn = 0
