@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from millpond.message import State
 from millpond.transports.rabbitmq import dead_letters as letters_of
 from millpond.transports.rabbitmq import republish
 from millpond.transports.rabbitmq import transport as rabbit
+from millpond.transports.rabbitmq.publisher import _spread
 from millpond.transports.rabbitmq.republish import Republish, Republisher
 from tests.rabbitmq.attacker import METADATA, UNDECODABLE, attacker, table
 from tests.rabbitmq.conftest import SOON, dead_letters, next_claim
@@ -124,6 +126,17 @@ async def test_messages_of_one_id_are_each_handled(transport: Any) -> None:
         assert {claim.attempts for claim in claims} == {attempts}
         outcome = Nack if attempts == 0 else Ack
         assert await transport.settle([outcome(claim.receipt) for claim in claims]) == []
+    # On one channel they would wait for each other, and the outcomes of others with them.
+    assert len(transport.publisher._channels) > 1
+
+
+def test_copies_of_one_id_are_spread() -> None:
+    ids = ["a", "b", "a", "c", "a", "a", "b"]
+    messages: Any = [SimpleNamespace(envelope=SimpleNamespace(message_id=id_)) for id_ in ids]
+    parts = [[ids[n] for n in part] for part in _spread(messages, 3)]
+    assert parts == [["a", "b", "c", "a"], ["a", "b"], ["a"]]
+    assert [list(part) for part in _spread(messages[:2], 3)] == [[0, 1]]
+    assert [list(part) for part in _spread(messages, 1)] == [list(range(7))]
 
 
 async def test_a_bridge_moves_what_can_be_moved(transport: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ _AT_ONCE = 1000
 
 
 class Publisher:
-    """A pool of channels. All messages of one call go through one of them and arrive in their order."""
+    """A pool of channels. All messages of one `send` go through one of them and arrive in their order."""
 
     def __init__(self, pool: ConnectionPool, topology: Topology, size: int) -> None:
         self._pool = pool
@@ -46,12 +47,27 @@ class Publisher:
         """Publish copies. Return None for each that is stored, and the error of each other one."""
         results: list[Exception | None] = []
         for first in range(0, len(messages), _AT_ONCE):
-            some = messages[first : first + _AT_ONCE]
-            try:
-                results += await self._send(some, in_part=True)
-            except Exception as e:
-                results += [e] * len(some)
+            results += await self._send_spread(messages[first : first + _AT_ONCE])
         return results
+
+    async def _send_spread(self, messages: Sequence[OutgoingMessage]) -> list[Exception | None]:
+        """Publish copies, those of one id over several channels: on one they would wait for each other."""
+        parts = _spread(messages, self._size)
+        errors: list[Exception | None] = [None] * len(messages)
+
+        async def send(part: Sequence[int]) -> None:
+            try:
+                found = await self._send([messages[n] for n in part], in_part=True)
+            except Exception as e:
+                found = [e] * len(part)
+            for n, error in zip(part, found, strict=True):
+                errors[n] = error
+
+        if len(parts) == 1:  # gather would make a task for it
+            await send(parts[0])
+        else:
+            await asyncio.gather(*[send(part) for part in parts])
+        return errors
 
     async def _send(self, messages: Sequence[OutgoingMessage], *, in_part: bool) -> list[Exception | None]:
         """Publish a batch and return the errors. `in_part`: one that is refused keeps back no other."""
@@ -149,6 +165,19 @@ class Publisher:
     def _least_busy(self) -> Channel | None:
         self._channels = [channel for channel in self._channels if not channel.closed]
         return min(self._channels, key=lambda channel: channel.in_use, default=None)
+
+
+def _spread(messages: Sequence[OutgoingMessage], most: int) -> list[Sequence[int]]:
+    """Positions of messages in up to `most` parts, of which each has an id as few times as possible."""
+    ids = [message.envelope.message_id for message in messages]
+    if len(set(ids)) == len(ids):
+        return [range(len(ids))]
+    seen: Counter[str] = Counter()
+    parts: list[list[int]] = [[] for _ in range(min(most, max(Counter(ids).values())))]
+    for n, id_ in enumerate(ids):
+        parts[seen[id_] % len(parts)].append(n)
+        seen[id_] += 1
+    return [part for part in parts if part]
 
 
 def _is_away(error: Exception) -> bool:
