@@ -296,6 +296,33 @@ async def test_messages_of_a_slow_client_go_back_unless_they_are_extended(
     slow.cancel()
 
 
+async def test_a_client_that_does_not_read_keeps_no_messages_from_others(
+    client: RpcClient, running: RunningServer, store: Transport
+) -> None:
+    stuck = client.MessageStream(queues=["q"], lease=1, max_messages=1000, max_bytes=256 * 1024 * 1024)
+    await stuck.initial_metadata()
+    (subscriber,) = running.state.streams.subscribers
+    for _ in range(6):  # more than the buffers on the way to a client take
+        await client.publish("q", *[b'"' + b"x" * 512 * 1024 + b'"'] * 10)
+    await until(lambda: subscriber.is_stuck and not subscriber.sent)
+    assert running.grpc_address is not None
+    async with rpc_client(running.grpc_address) as other:
+        quick = other.MessageStream(queues=["q"])
+        deliveries: Counter[int] = Counter()
+        while deliveries.total() < 60:
+            messages = (await quick.read()).messages
+            deliveries.update(message.deliveries for message in messages)
+            assert (await other.MessageAck(receipts=[message.receipt for message in messages])).refused == []
+        assert deliveries.keys() <= {1, 2}, "a message that was not sent does not count as delivered"
+        assert deliveries[1]
+        quick.cancel()
+    (last,) = await client.publish("q", b"1")
+    while (message := (await received(stuck, 1))[-1]).id != last:  # it reads again, and gets messages again
+        pass
+    assert (await client.MessageAck(receipts=[message.receipt])).refused == []
+    stuck.cancel()
+
+
 async def test_a_stopping_server_gives_back_and_ends_streams(url: str, store: Transport) -> None:
     transport = await millpond.connect(url)
     async with serving(transport, ServerSettings(port=0, grpc_port=0)) as running:

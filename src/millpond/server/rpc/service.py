@@ -187,7 +187,7 @@ class Service:
     async def _next(self, subscriber: StreamSubscriber) -> list[Claim] | None:
         """Messages to send; none if it is time to check the caller. None: the server stops."""
         stopping = asyncio.create_task(self._state.stopping.wait())
-        more = asyncio.create_task(subscriber.next(_BATCH, _BATCH_BYTES))
+        more = asyncio.create_task(self.streams.next(subscriber, _BATCH, _BATCH_BYTES))
         try:
             await asyncio.wait({stopping, more}, timeout=CHECK_EVERY, return_when=asyncio.FIRST_COMPLETED)
             return more.result() if more.done() else None if stopping.done() else []

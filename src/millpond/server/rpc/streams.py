@@ -35,12 +35,13 @@ _MOST, _FIRST = 500, 50
 """Messages of one claim, and of the first one, when the size of bodies is not known."""
 _MOST_BYTES = 8 * 1024 * 1024
 """Bytes of one claim, as far as the size of the last bodies tells."""
-_CHECK_EVERY = 2.0
+_COMPARE_EVERY = 2.0
 """Seconds after which unsettled messages are compared with the database: another server may have settled them."""
 _CLAIM_WITHIN = 5.0
 """Seconds for claims to end when the server stops."""
 _WAIT = 5.0
-_CHECK_EVERY = 0.25
+_WATCH_EVERY = 0.25
+"""Seconds between two looks for messages whose time is over."""
 
 
 class Sent:
@@ -55,6 +56,11 @@ class Sent:
         self.size = len(claim.message.payload)
         self.until = monotonic() + subscriber.lease
 
+    @property
+    def was_sent(self) -> bool:
+        """Whether its client may have it."""
+        return self.claim is None
+
 
 class StreamSubscriber:
     """One call of MessageStream: its bounds, its unsettled messages, and those that wait to be sent."""
@@ -67,17 +73,23 @@ class StreamSubscriber:
         self.sent: dict[UUID, Sent] = {}
         self.bytes = 0
         self.received = 0
+        self.is_stuck = False
+        """Whether its client does not read: messages waited for their whole time and were not sent."""
         self._outbox: deque[Sent] = deque()
         self._filled = asyncio.Event()
 
     def room(self, size: int) -> int:
         """Number of messages of this size that it may take now."""
+        if self.is_stuck:
+            return 0
         if not self.sent:
             return min(self.max_messages, max(1, self.max_bytes // size))
         return max(0, min(self.max_messages - len(self.sent), (self.max_bytes - self.bytes) // size))
 
     def takes(self, size: int) -> bool:
         """Whether a message of this size fits. One is always sent."""
+        if self.is_stuck:
+            return False
         return not self.sent or (len(self.sent) < self.max_messages and self.bytes + size <= self.max_bytes)
 
     def put(self, claim: Claim) -> Sent:
@@ -95,7 +107,7 @@ class StreamSubscriber:
             self.bytes -= sent.size
 
     async def next(self, most: int, most_bytes: int) -> list[Claim]:
-        """Wait for messages to send. Those that went back meanwhile are left out."""
+        """Wait for messages to send. Their time begins now; those that went back meanwhile are left out."""
         found: list[Claim] = []
         while not found:
             await self._filled.wait()
@@ -105,6 +117,7 @@ class StreamSubscriber:
                 if self.sent.get(sent.receipt.id) is sent and sent.claim is not None:
                     found.append(sent.claim)
                     size += sent.size
+                    sent.until = monotonic() + self.lease
                 sent.claim = None
             if not self._outbox:
                 self._filled.clear()
@@ -220,6 +233,19 @@ class OpenStreams:
         self._record_queues()
         await self._expire(list(subscriber.sent.values()))
 
+    async def next(self, subscriber: StreamSubscriber, most: int, most_bytes: int) -> list[Claim]:
+        """Wait for messages to send. The client reads, so it gets messages again if it was stuck."""
+        if subscriber.is_stuck:
+            subscriber.is_stuck = False
+            self._wake(subscriber)
+        return await subscriber.next(most, most_bytes)
+
+    def _wake(self, subscriber: StreamSubscriber) -> None:
+        """Let the lanes of a subscriber look for its room again."""
+        for queue in subscriber.queues:
+            if lane := self._lanes.get(queue):
+                lane.freed.set()
+
     async def claim(self, queue: str, limit: int) -> list[Claim]:
         lease = _HELD if self._by_worker else _LONE_LEASE
         return await self.transport.claim([queue], limit, lease, by_worker=self._by_worker)
@@ -249,9 +275,7 @@ class OpenStreams:
             if self.has_sent(receipt):
                 sent = self.sent.pop(receipt.id)
                 sent.subscriber.remove(sent)
-                for queue in sent.subscriber.queues:
-                    if lane := self._lanes.get(queue):
-                        lane.freed.set()
+                self._wake(sent.subscriber)
 
     def owe(self, receipts: Sequence[Receipt], *, delivered: bool) -> None:
         """Note messages to give back. The server's beats would hold them without end."""
@@ -271,10 +295,12 @@ class OpenStreams:
             _report(f"{len(owed)} messages of streams go back later", e)
 
     async def _expire(self, late: Sequence[Sent]) -> None:
-        """Give back messages that their subscriber did not settle in time, or left."""
-        receipts = [sent.receipt for sent in late]
-        self.settled(receipts)
-        self.owe(receipts, delivered=True)
+        """Give back messages that their subscriber did not settle in time, or left. Only sent ones were delivered."""
+        for sent in late:
+            if not sent.was_sent:
+                sent.subscriber.is_stuck = True
+            self.owe([sent.receipt], delivered=sent.was_sent)
+        self.settled([sent.receipt for sent in late])
         await self.pay()
 
     # --- the server as a worker ---------------------------------------------------------------------
@@ -305,7 +331,7 @@ class OpenStreams:
     async def _watch(self) -> None:
         reap_at = 0.0
         while True:
-            await asyncio.sleep(_CHECK_EVERY)
+            await asyncio.sleep(_WATCH_EVERY)
             now = monotonic()
             await self._expire([sent for sent in self.sent.values() if sent.until < now])
             if now > reap_at:
@@ -320,7 +346,7 @@ class OpenStreams:
         """Free the room of messages that another server settled."""
         if not self._by_worker:
             return
-        old = [sent for sent in self.sent.values() if now - sent.checked_at > _CHECK_EVERY][:_MOST]
+        old = [sent for sent in self.sent.values() if now - sent.checked_at > _COMPARE_EVERY][:_MOST]
         for sent in old:
             sent.checked_at = now
         if old:
