@@ -15,6 +15,7 @@ import pytest
 
 from millpond import Message, Retry, State
 from millpond.errors import StoreUnavailable
+from millpond.server.handlers import messages as messages_module
 from tests.server.conftest import Client, Serve
 from tests.triggers import execute, failing, id_literal
 from tests.waiting import until
@@ -140,6 +141,53 @@ async def test_a_stopping_server_ends_waiting_claims(client: Client) -> None:
     client.state.stopping.set()
     assert await waiting == {"claims": []}
     assert (await client.call("GET", "/ready", expect=503))["obstacle"] == "the server stops"
+
+
+async def test_a_claim_under_way_when_the_server_stops_is_given_back(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = client.store.claim
+    claimed, answered = asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: Any, **options: Any) -> Any:
+        if claims := await claim(*args, **options):
+            claimed.set()
+            await answered.wait()
+        return claims
+
+    monkeypatch.setattr(client.store, "claim", slow)
+    waiting = asyncio.create_task(client.post("/claims", {"queues": ["q"], "wait": 60}))
+    await until(lambda: client.state.waiting.taken)
+    await client.store.publish([Message(queue="q", payload=b"1")])
+    await claimed.wait()
+    client.state.stopping.set()
+    assert await waiting == {"claims": []}
+    closing = asyncio.create_task(client.state.close())
+    await asyncio.sleep(0)
+    answered.set()
+    await closing
+    (row,) = await client.store.operations.browse("q")
+    assert (row.state, row.deliveries) == (State.PENDING, 0)
+
+
+async def test_a_claim_that_fails_in_its_middle_answers_what_it_has(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.store.publish([Message(queue="q", payload=b"1") for _ in range(3)])
+    claim = client.store.claim
+    calls = Counter[str]()
+
+    async def fail_later(*args: Any, **options: Any) -> Any:
+        calls["claim"] += 1
+        if calls["claim"] > 1:
+            raise StoreUnavailable("cut")
+        return await claim(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client.store, "claim", fail_later)
+        patched.setattr(messages_module, "_FIRST", 2)
+        assert len((await client.post("/claims", {"queues": ["q"], "limit": 3}))["claims"]) == 2
+    assert calls["claim"] == 2
 
 
 async def test_nack_obeys_the_policy_of_its_queue(client: Client) -> None:

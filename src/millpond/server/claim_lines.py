@@ -19,6 +19,8 @@ log = logging.getLogger("millpond.server")
 
 _WAIT = 1.0
 """Seconds after which the first in a line claims again, although no message was announced."""
+_CLOSE_WITHIN = 5.0
+"""Seconds for claims to end when the server stops."""
 ClaimFrom = Callable[[Sequence[str]], Awaitable[list[Claim]]]
 
 
@@ -93,6 +95,8 @@ class ClaimLines:
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self._lines: dict[str, _Line] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Those of all lines, also of ended ones whose last claim is under way."""
 
     def any_waits(self, queues: Sequence[str]) -> bool:
         """Whether a caller waits for one of these queues: a new one waits behind it."""
@@ -104,6 +108,8 @@ class ClaimLines:
             line = self._lines.get(queue)
             if line is None:
                 line = self._lines[queue] = _Line(self, queue)
+                self._tasks.add(line.task)
+                line.task.add_done_callback(self._tasks.discard)
             line.callers.append(caller)
             line.changed.set()
 
@@ -122,3 +128,12 @@ class ClaimLines:
         for queue in caller.queues:
             if (line := self._lines.get(queue)) is not None:
                 line.changed.set()
+
+    async def close(self) -> None:
+        """End all lines. Claims that are under way end first, and give their messages back."""
+        for line in self._lines.values():
+            line.end()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_WITHIN)
+        for task in self._tasks:
+            task.cancel()

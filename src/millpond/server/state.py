@@ -120,6 +120,7 @@ class ServerState:
 
     async def close(self) -> None:
         self.stopping.set()
+        await self.lines.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

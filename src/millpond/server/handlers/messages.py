@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from millpond import codec
 from millpond.clock import monotonic
-from millpond.errors import BodyNotDecodable, BodyNotEncodable, InvalidMessage, NotUnique
+from millpond.errors import BodyNotDecodable, BodyNotEncodable, InvalidMessage, NotUnique, StoreError
 from millpond.message import Claim, Message, Published, Unique
 from millpond.outcome import Ack, GiveBack, Nack, Outcome, Reject
 from millpond.retry import Retry
@@ -152,7 +152,12 @@ async def _claim(call: Call, wanted: types.ClaimRequest, queues: Sequence[str]) 
     claims: list[Claim] = []
     number = min(wanted.limit, _FIRST)
     while number > 0:
-        more = await call.transport.claim(queues, number, wanted.lease)
+        try:
+            more = await call.transport.claim(queues, number, wanted.lease)
+        except StoreError:
+            if not claims:
+                raise
+            break  # the client gets what is claimed; its next claim meets the error
         claims += more
         if len(more) < number:
             break
