@@ -197,10 +197,14 @@ def test_every_page_in_both_schemes_and_widths(
     seen = Seen(browser, hostile.running.url, color_scheme=scheme, viewport={"width": width, "height": 900})
     page = seen.page
     (failed,) = hostile.run(lambda store: store.operations.archived(QUEUE))
-    for number, path in enumerate((*PAGES, "/queue?queue=orders", f"/messages/{failed.id}", "/messages/none")):
+    others = ("/queue?queue=orders", f"/messages/{failed.id}", "/messages/none", "/queue?queue=none", "/none")
+    for number, path in enumerate((*PAGES, *others)):
         seen.open(path)
         expect(page.get_by_role("heading", level=1)).to_have_count(1)
         assert seen.fits(), f"{path} sticks out"
+        if page.get_by_role("navigation").count():
+            places = [link.bounding_box() for link in page.get_by_role("navigation").get_by_role("link").all()]
+            assert all(place and place["x"] + place["width"] <= width for place in places), f"{path} hides pages"
         assert page.locator("img").count() == 0
         page.screenshot(path=tmp_path / f"{number}.png", full_page=True)
     shown = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -248,7 +252,7 @@ def test_hostile_texts_are_texts(browser: Browser, hostile: Place) -> None:
     page.get_by_role("button", name="Cancel 1 message").click()
     expect(page.get_by_text("1 message cancelled.")).to_be_visible()
     seen.open("/queue?queue=" + "nope%3Cimg%20src%3Dx%3E")
-    expect(page.get_by_role("heading", level=1)).to_have_text("There is no such thing here")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Not found")
     assert page.locator("img").count() == 0
     seen.check()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import AsyncIterator
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,9 @@ from millpond.server.dashboard.notices import notice
 from millpond.server.dashboard.table import PAGES
 from millpond.server.grants import Role
 from millpond.server.routes import Route
+from millpond.server.settings import Limits
 from tests.server.conftest import Client, Serve
+from tests.waiting import until
 
 ALLOWED = {Role.READ: {Role.READ, Role.OPERATE}, Role.OPERATE: {Role.OPERATE}}
 REFERENCE = (Path(__file__).parent.parent.parent / "docs/how-to/dashboard.md").read_text()
@@ -61,7 +65,7 @@ async def test_every_page_with_every_role(client: Client, role: Role) -> None:
     for route in PAGES:
         allowed = route.role is None or role in ALLOWED[route.role]
         reply = await client.http.request(route.method, concrete(route), headers={**headers, **FORM}, content=b"")
-        refused = reply.status_code == 403 and "this needs the role" in reply.text
+        refused = reply.status_code == 403 and "This needs the role" in reply.text
         assert refused is not allowed and (reply.status_code != 401 or "/log" in route.path), (route.path, role)
         assert reply.status_code < 500 or reply.status_code == 501
         policy = reply.headers["content-security-policy"]
@@ -118,7 +122,7 @@ async def test_forms_of_other_sites_are_refused(client: Client) -> None:
     assert (await client.http.post("/dashboard/act", content="act=retry&form=", headers=bare)).status_code == 403
     json = await client.http.post("/dashboard/act", json=fields)
     assert json.status_code == 415
-    assert (await client.http.get("/dashboard/act")).status_code == 405
+    assert (await client.http.get("/dashboard/act")).status_code == 404
     reply = await sent(client, "/act", fields, headers={"host": "evil.example"})
     assert reply.status_code == 401, "a page that moved its own name to this machine"
     assert await client.store.operations.browse("q") == []
@@ -330,6 +334,44 @@ async def test_wrong_queries_are_explained(client: Client, query: str) -> None:
     assert "This request cannot be used" in await opened(client, f"/messages?{query}", expect=400)
 
 
+async def test_an_address_that_is_no_page(client: Client) -> None:
+    page = await opened(client, "/nothing/at<b>all", expect=404)
+    assert "There is no page" in page and "<b>all" not in page and 'href="/dashboard/failures"' in page
+    assert "Not found" in await opened(client, "/act", expect=404)
+    for path, to in (("/", "/dashboard"), ("/failures/", "/dashboard/failures"), ("//evil.example/", None)):
+        reply = await client.http.get(f"/dashboard{path}")
+        assert reply.status_code == 307 and reply.headers["location"].startswith(to or "/dashboard/"), path
+    assert 'href="/dashboard/failures"' in await opened(client, "/messages?limit=0", expect=400), "the way on is there"
+    await client.token(Role.READ)
+    assert "Log in" in await opened(client, "/nothing", expect=401)
+
+
+async def test_a_wrong_token_shows_the_login_only(client: Client) -> None:
+    await client.token(Role.READ)
+    await opened(client, expect=401)
+    reply = await sent(client, "/login", {"token": "mp_1_2"})
+    assert reply.status_code == 401 and "this token is unknown" in reply.text
+    assert "<nav" not in reply.text
+
+
+async def test_slow_logins_of_one_address_leave_places_to_others(serve: Serve) -> None:
+    client = await serve(limits=Limits(connections=4))
+    token = await client.token(Role.READ)
+    ended = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"token="
+        await ended.wait()
+
+    forms = [client.http.post("/dashboard/login", content=slow(), headers=FORM) for _ in range(4)]
+    slow_ones = [asyncio.create_task(form) for form in forms]
+    await until(lambda: any(one.done() for one in slow_ones))
+    assert [one.result().status_code for one in slow_ones if one.done()] == [429]
+    await opened(client, headers=token)
+    ended.set()
+    assert {reply.status_code for reply in await asyncio.gather(*slow_ones)} == {403, 429}
+
+
 async def test_behind_a_prefix(client: Client) -> None:
     (id_,) = await failed(client)
     outer = Starlette(routes=[Mount("/queue", app=client.app)])
@@ -341,7 +383,7 @@ async def test_behind_a_prefix(client: Client) -> None:
         assert links and all(link.startswith("/queue/dashboard") for link in links)
         for link in links:
             if "events" not in link:
-                assert (await http.get(link.replace("&amp;", "&"))).status_code in (200, 303, 405), link
+                assert (await http.get(link.replace("&amp;", "&"))).status_code in (200, 303, 404), link
         (cookie,) = [cookie for cookie in http.cookies.jar if cookie.name == "millpond_form_8420"]
         assert cookie.path == "/queue/dashboard"
         fields = {"act": "retry", "id": str(id_), "form": cookie.value, "back": "/dashboard"}
@@ -361,6 +403,11 @@ def test_notices_are_fixed_texts() -> None:
     assert notice("retried-3") == "3 messages published again."
     for text in ("", "retried", "retried-x", "<b>-1", "retried-<b>", "retried-9999999999999", "retried-²"):
         assert notice(text) is None
+
+
+def test_ticks_of_whole_numbers_are_whole() -> None:
+    chart = charts.waiting([live_counts.Sample(0.0, 0.0, 0.0, 1)])
+    assert [text for _, text in chart.ticks] == ["0", "1"]
 
 
 def test_the_first_sample_of_a_chart_is_a_dot() -> None:

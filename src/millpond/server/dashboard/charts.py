@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 import msgspec
@@ -139,11 +139,18 @@ def settled(samples: Sequence[Sample]) -> Chart:
 def waiting(samples: Sequence[Sample]) -> Chart:
     """Messages that wait."""
     series = [("waiting", "pending", [float(s.waiting) for s in samples])]
-    return _chart("Waiting messages", samples, series, lambda value: count(round(value)))
+    return _chart("Waiting messages", samples, series, lambda value: count(round(value)), whole=True)
 
 
-def _chart(title: str, samples: Sequence[Sample], series: list[tuple[str, str, list[float]]], text: object) -> Chart:
-    assert callable(text)
+def _chart(
+    title: str,
+    samples: Sequence[Sample],
+    series: list[tuple[str, str, list[float]]],
+    text: Callable[[float], str],
+    *,
+    whole: bool = False,
+) -> Chart:
+    """`whole`: the values are whole numbers, and so are the ticks."""
     end = samples[-1].at if samples else 0.0
     span = max(_LEAST_SPAN, end - samples[0].at if samples else 0.0)
     ticks = nice_ticks(max([1e-9, *(value for _, _, values in series for value in values)]))
@@ -166,7 +173,7 @@ def _chart(title: str, samples: Sequence[Sample], series: list[tuple[str, str, l
         title=title,
         label=f"{title} over the last {duration(span)}; now {said}",
         lines=lines,
-        ticks=[(y(tick), text(tick)) for tick in ticks],
+        ticks=[(y(tick), text(tick)) for tick in ticks if not whole or tick == int(tick)],
         times=[(x(end - span), f"{duration(span)} ago"), (x(end), "now")],
     )
 

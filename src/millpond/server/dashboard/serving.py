@@ -5,10 +5,10 @@ from __future__ import annotations
 import hmac
 import secrets
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route as StarletteRoute
 
 from millpond.clock import monotonic
@@ -20,7 +20,7 @@ from millpond.server.dashboard.notices import notice
 from millpond.server.dashboard.rendering import HEADERS, HOME, Links, View, now, render
 from millpond.server.dashboard.table import PAGES
 from millpond.server.grants import ANYONE, Grant, Role
-from millpond.server.handlers.call import Call, Refuse, forbidden
+from millpond.server.handlers.call import Call, Refuse, forbidden, not_found
 from millpond.server.problems import ErrorReply, error_reply
 from millpond.server.routes import Route
 from millpond.server.state import ServerState
@@ -33,7 +33,7 @@ _TITLES = {
     400: "This request cannot be used",
     401: "Log in",
     403: "You have no right to this",
-    404: "There is no such thing here",
+    404: "Not found",
     409: "This is not possible now",
     413: "The request is too large",
     429: "Too many requests",
@@ -43,12 +43,23 @@ _TITLES = {
 
 
 def routes(state: ServerState) -> list[StarletteRoute]:
-    """The routes of all pages."""
+    """The routes of all pages, and of addresses that are none."""
     live_counts = LiveCounts(state)
     return [
         StarletteRoute(r.path, _Endpoint(state, live_counts, r), methods=[r.method], name=f"page_{r.name}")
-        for r in PAGES
+        for r in (*PAGES, _NO_PAGE)
     ]
+
+
+async def _no_page(call: Call) -> Response:
+    """An address that is no page; with a slash at its end it may be one."""
+    path = call.path["rest"]
+    if not path or path.endswith("/"):
+        return RedirectResponse(Links(call.request)(f"/{quote(path)}".rstrip("/")), 307)
+    raise not_found(f"there is no page {path[:80]!r}; choose one of those above")
+
+
+_NO_PAGE = Route("GET", f"{HOME}/{{rest:path}}", Role.READ, _no_page, Response)
 
 
 class _Endpoint:
@@ -67,10 +78,10 @@ class _Endpoint:
         grant: Grant | None = None
         try:
             with self._state.connections.one():
-                call = await self._checked(request, form)
-                grant = call.grant
-                with self._state.connections.share(grant.name):
-                    made = await self._route.handler(call)
+                grant = await self._caller(request)
+                name = f"address {authorize.address(request)}" if grant is None else grant.name
+                with self._state.connections.share(name):
+                    made = await self._route.handler(await self._checked(request, grant))
                 response = made if isinstance(made, Response) else self._page(request, form, made, grant)
         except Exception as e:
             response = self._error(request, form, error_reply(e), grant)
@@ -81,29 +92,34 @@ class _Endpoint:
             keep(response, request, _FORM, form)
         await response(scope, receive, send)
 
-    async def _checked(self, request: Request, form: str) -> Call:
+    async def _caller(self, request: Request) -> Grant | None:
+        """The rights of the caller; None: this page needs none."""
         state, route = self._state, self._route
-        grant = ANYONE
-        if route.role is not None:
-            found = await authorize.caller(state, request, request.cookies.get(cookie_name(request, TOKEN)))
-            if found is None:
-                raise Refuse(401, "Unauthorized", "log in with a token that has the role read or operate")
-            grant = found
-            state.rates.take(grant.name)
-            if not grant.has(route.role):
-                own = ", ".join(sorted(grant.roles)) or "none"
-                raise forbidden(f"this needs the role {route.role}; {grant.name} has: {own}")
+        if route.role is None:
+            return None
+        grant = await authorize.caller(state, request, request.cookies.get(cookie_name(request, TOKEN)))
+        if grant is None:
+            raise Refuse(401, "Unauthorized", "log in with a token that has the role read or operate")
+        state.rates.take(grant.name)
+        return grant
+
+    async def _checked(self, request: Request, grant: Grant | None) -> Call:
+        """The call, after every check that needs no handler."""
+        state, route = self._state, self._route
+        if grant is not None and route.role is not None and not grant.has(route.role):
+            own = ", ".join(sorted(grant.roles)) or "none"
+            raise forbidden(f"this needs the role {route.role}; {grant.name} has: {own}")
         fields: dict[str, list[str]] = {}
         if request.method == "POST":
             _refuse_other_sites(request)
-            fields = await _fields(request, is_known=route.role is not None)
+            fields = await _fields(request, is_known=grant is not None)
             given, kept = fields.pop("form", [""])[0], request.cookies.get(cookie_name(request, _FORM), "")
             if not hmac.compare_digest(given.encode(), kept.encode()) or not given:
                 raise forbidden("this form is too old, or comes from elsewhere; go back, load the page again and retry")
         return Call(
             state=state,
             request=request,
-            grant=grant,
+            grant=grant or ANYONE,
             role=route.role,
             path=request.path_params,
             query=None
