@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from uuid import UUID
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_one_look_is_printed_without_a_terminal(cli: Cli, url: str) -> None:
 
 
 @contextmanager
-def terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def terminal(*arguments: str, columns: int = 100) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """The command with a terminal; its end of the terminal is read and written."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
@@ -44,7 +45,7 @@ def terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        env={**os.environ, "COLUMNS": "100", "LINES": "30"},
+        env={**os.environ, "COLUMNS": str(columns), "LINES": "30"},
     )
     os.close(theirs)
     try:
@@ -75,6 +76,33 @@ def test_the_view_is_live_and_q_ends_it(url: str) -> None:
         os.write(ours, b"q")
         shown(ours, "\x1b[?1049l")
         assert process.wait(60) == 0
+
+
+def test_numbers_stay_on_the_screen_beside_long_names(cli: Cli, url: str) -> None:
+    name = "long-" * 50 + "end"
+    pond = Millpond(url)
+    pond.publish_many_sync(name, list(range(123)))
+    pond.close_sync()
+    with terminal("top", "--url", url) as (process, ours):
+        line = next(line for line in shown(ours, "q ends\x1b[0m", shown(ours, "-end")).splitlines() if "-end" in line)
+        assert "long-long-" in line and "…" in line and "123" in line
+        os.write(ours, b"q")
+        shown(ours, "\x1b[?1049l")
+        process.wait(60)
+    for command in (("top", "--once"), ("stats",)):
+        (row,) = [line for line in cli.ok(*command, "--url", url).out.splitlines() if line.startswith("long-")]
+        assert row.split()[:2] == [name, "123"]
+    with terminal("stats", "--url", url) as (process, ours):
+        heads, row = shown(ours, "-end", shown(ours, "123")).splitlines()[:2]
+        assert "oldest due" in heads and "long-long-" in row and "…" in row
+        assert len(row) <= 100
+
+
+def test_ids_are_whole_in_a_narrow_terminal(url: str) -> None:
+    with terminal("list", "orders", "--url", url, columns=60) as (_, ours):
+        for row in shown(ours, "\n", shown(ours, "PENDING")).splitlines():
+            if "PENDING" in row:
+                UUID(row.split()[0])
 
 
 def test_ctrl_c_restores_the_terminal(url: str) -> None:

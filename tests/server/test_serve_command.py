@@ -70,6 +70,14 @@ def test_a_server_is_killed_and_restarted_and_nothing_is_lost(url: str) -> None:
         assert process.wait(60) == 0
 
 
+def test_the_dashboard_is_named(url: str) -> None:
+    with serving(url) as (process, _):
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("the dashboard is at http://127.0.0.1:")
+        assert "There is no queue yet" in httpx.get(line.split()[-1]).text
+
+
 def test_a_server_of_some_shards(tmp_path: Path) -> None:
     urls = " ".join(templates.shards(tmp_path))
     with serving(urls, "--shards", "a") as (_, api):

@@ -38,7 +38,7 @@ async def serve(
     rate: Annotated[float, typer.Option(min=1, help="Requests per second of one token.")] = 5000.0,
     connections: Annotated[int, typer.Option(min=1, help="Requests and streams at one time.")] = 2000,
 ) -> None:
-    """Serve HTTP and gRPC to programs in other languages and to operators."""
+    """Serve the dashboard to people, and HTTP and gRPC to programs in other languages."""
     try:
         from millpond.server.run_server import RunningServer, run
         from millpond.server.settings import Limits, ServerSettings, parse_masks, parse_root_path
@@ -64,6 +64,7 @@ async def serve(
         print(f"serving {running.url}/api/v1", flush=True)
         if running.grpc_address is not None:
             print(f"serving grpc://{running.grpc_address}", flush=True)
+        print(f"the dashboard is at {running.url}/dashboard", flush=True)
 
     stopped = asyncio.Event()
     with stop_on_signals(stopped.set, replace=True):

@@ -1,35 +1,79 @@
 """Plain tables. Text from messages is printed literally: no markup, no control characters."""
 
 import json
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from millpond.clock import as_datetime, utc_text
 
 WIDE = 200
-"""Width in columns when the output is not a terminal."""
+"""Width in columns of reports when the output is not a terminal."""
+_GAP = "  "
+_WHOLE = 36
+"""Characters of an id, which is copied from here: texts of this length are whole, times too."""
+_LEAST = 20
+"""Characters that a terminal shows of a longer name at least."""
+_LEAST_LAST = 12
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterable[int], empty: str = "") -> None:
-    """Print rows under heads, some columns right-aligned; without rows the text `empty`."""
+    """Print rows under heads, some columns right-aligned; without rows the text `empty`.
+
+    A terminal that is too narrow shows less of the last column, then of long names. Numbers, times and ids stay whole.
+    """
     if not rows:
         print(empty)
         return
-    from rich.console import Console  # imported here: rich is slow to import, and most commands print one line
-    from rich.table import Table
-    from rich.text import Text
+    from rich.cells import cell_len  # imported here: most commands print one line
 
     right = set(right)
-    grid = Table(box=None, pad_edge=False, header_style="bold")
-    for n, head in enumerate(heads):
-        last = n == len(heads) - 1
-        grid.add_column(
-            head, justify="right" if n in right else "left", no_wrap=True, overflow="ellipsis" if last else "fold"
-        )
+    on_terminal = sys.stdout.isatty()
+    widths = [max(map(cell_len, column)) for column in zip(heads, *rows, strict=True)]
+    if on_terminal:
+        widths = _fitting(widths, heads, right, shutil.get_terminal_size().columns)
+
+    def line(cells: Sequence[str]) -> str:
+        texts = []
+        for n, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+            text = cell
+            if cell_len(cell) > width:
+                text = f"{cell[: width - 1]}…" if n == len(widths) - 1 else shortened(cell, width)
+            space = " " * (width - cell_len(text))
+            texts.append(space + text if n in right else text + space)
+        return _GAP.join(texts).rstrip()
+
+    head = line(heads)
+    print(f"{_BOLD}{head}{_PLAIN}" if on_terminal else head)
     for row in rows:
-        grid.add_row(*(Text(cell) for cell in row))
-    Console(width=None if sys.stdout.isatty() else WIDE, highlight=False).print(grid)
+        print(line(row))
+
+
+def _fitting(widths: Sequence[int], heads: Sequence[str], right: Container[int], most: int) -> list[int]:
+    """Widths that fit in a terminal, if they can."""
+    fitting = list(widths)
+    names = [n for n, width in enumerate(widths) if n not in right and width > _WHOLE]
+    last = len(widths) - 1
+    # The last column is a free text: it gives way first.
+    for n in (last, *sorted(set(names) - {last}, key=lambda n: -widths[n])):
+        excess = sum(fitting) + len(_GAP) * last - most
+        least = max(len(heads[n]), _LEAST_LAST if n == last else _LEAST)
+        if excess > 0 and n not in right:
+            fitting[n] = min(fitting[n], max(least, fitting[n] - excess))
+    return fitting
+
+
+def shortened(name: str, most: int | None) -> str:
+    """Both ends of a name that is too long.
+
+    >>> shortened("orders.of.customers.in.the.far.north", 16)
+    'orders.o…r.north'
+    """
+    if most is None or len(name) <= most:
+        return name
+    return f"{name[: most // 2]}…{name[len(name) - (most - most // 2 - 1) :]}"
 
 
 def when(us: int | None) -> str | None:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from millpond.cli.app import command
-from millpond.cli.table import plain
+from millpond.cli.table import plain, shortened
 from millpond.clock import monotonic
 from millpond.control import Control, QueueView, StreamView
 from millpond.errors import StoreError
@@ -23,6 +23,8 @@ _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 _LINES = 24
+_NAME = 40
+"""Characters of a name that the live view shows: numbers must not leave the screen."""
 _HEADS = ("queue", "waiting", "running", "failed", "done/s", "fail/s", "oldest due", "")
 _WORKER_HEADS = ("worker", "state", "holds", "last beat", "queues")
 _STREAM_HEADS = ("stream", "holds", "for", "waiting behind", "queues")
@@ -49,7 +51,7 @@ async def _refreshes(control: Control, interval: float, ended: asyncio.Event) ->
     while not ended.is_set():
         started = monotonic()
         try:
-            lines = await _screen_lines(control)
+            lines = await _screen_lines(control, _NAME)
         except StoreError as e:
             lines = [(f"no answer: {plain(str(e))}", True), *lines[1:]]
         yield lines
@@ -57,19 +59,19 @@ async def _refreshes(control: Control, interval: float, ended: asyncio.Event) ->
             await asyncio.wait_for(ended.wait(), max(0.05, interval - (monotonic() - started)))
 
 
-async def _screen_lines(control: Control) -> list[tuple[str, bool]]:
-    """Lines, each with whether it is a heading."""
+async def _screen_lines(control: Control, most: int | None = None) -> list[tuple[str, bool]]:
+    """Lines, each with whether it is a heading. Names have at most so many characters."""
     views = sorted(await control.overview(), key=_urgency, reverse=True)
     waiting = sum(_waiting(view) for view in views)
     rates = sum(view.completed_per_second for view in views), sum(view.failed_per_second for view in views)
     title = f"{len(views)} queues   {waiting:,} waiting   {rates[0]:.1f} done/s   {rates[1]:.1f} failed/s   q ends"
-    lines = [(title, True), ("", False), *_table(_HEADS, [_queue(view) for view in views])]
+    lines = [(title, True), ("", False), *_table(_HEADS, [_queue(view) for view in views], most)]
     if Capability.PRESENCE in control.capabilities:
         workers = await control.workers.status()
         rows = [_worker(status) for status in workers]
-        lines += [("", False), *(_table(_WORKER_HEADS, rows) if rows else [("no worker runs", False)])]
+        lines += [("", False), *(_table(_WORKER_HEADS, rows, most) if rows else [("no worker runs", False)])]
     if Capability.STREAM_STATUS in control.capabilities and (streams := await control.stream_views()):
-        lines += [("", False), *_table(_STREAM_HEADS, [_stream(view) for view in streams])]
+        lines += [("", False), *_table(_STREAM_HEADS, [_stream(view) for view in streams], most)]
     return lines
 
 
@@ -112,8 +114,9 @@ def _stream(view: StreamView) -> list[str]:
     ]
 
 
-def _table(heads: Sequence[str], rows: list[list[str]]) -> list[tuple[str, bool]]:
+def _table(heads: Sequence[str], rows: list[list[str]], most: int | None) -> list[tuple[str, bool]]:
     """Columns as wide as their longest text; the first and last are aligned to the left."""
+    rows = [[shortened(row[0], most), *row[1:]] for row in rows]
     widths = [max(len(row[n]) for row in (list(heads), *rows)) for n in range(len(heads))]
     last = len(heads) - 1
 
