@@ -83,3 +83,19 @@ def test_a_request_may_take_longer_than_its_head(tmp_path: Path, monkeypatch: py
     with live_server(f"sqlite:///{tmp_path / 'pond.db'}") as server:
         body = {"queues": ["q"], "wait": 1}
         assert httpx.post(f"{server.url}/api/v1/claims", json=body, timeout=60).json() == {"claims": []}
+
+
+@pytest.mark.parametrize("path", ["/api/v1/queues/q/messages", "/dashboard/login", "/nothing"])
+def test_a_body_with_two_lengths_smuggles_no_request(tmp_path: Path, path: str) -> None:
+    smuggled = b"GET /live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        f"content-length: {5 + len(smuggled)}\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+    with live_server(f"sqlite:///{tmp_path / 'pond.db'}") as server, connected(server) as connection:
+        connection.sendall(head.encode() + b"0\r\n\r\n" + smuggled)
+        reply = b""
+        while part := connection.recv(4096):
+            reply += part
+    assert reply.startswith(b"HTTP/1.1 400") and reply.count(b"HTTP/1.1") == 1
+    assert b"both Content-Length and Transfer-Encoding" in reply

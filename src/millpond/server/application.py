@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millpond.clock import monotonic
 from millpond.message import check_name
@@ -52,10 +54,35 @@ def application(state: ServerState, *, close: Callable[[], Awaitable[None]] | No
         for r in ROUTES
     ]
     routes += dashboard.routes(state)
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_error})
+    app = Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        exception_handlers={HTTPException: _http_error},
+        middleware=[Middleware(_OneLength)],
+    )
     app.state.server = state
     app.state.openapi = document(ROUTES)
     return app
+
+
+class _OneLength:
+    """Refuses requests whose body has two lengths, and ends their connection.
+
+    A proxy may believe the other length. The rest would then be a request of its own, with the rights of the next
+    caller on this connection.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if {name for name, _ in scope.get("headers", ())} >= {b"content-length", b"transfer-encoding"}:
+            text = "the request has both Content-Length and Transfer-Encoding; send one"
+            refusal = problem(ErrorReply(400, "InvalidRequest", text, {"connection": "close"}))
+            refusal.headers.update(HEADERS)
+            await refusal(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 def _endpoint(state: ServerState, route: Route) -> Endpoint:
