@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -16,9 +17,10 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from millpond import Message
+from millpond.clock import SECOND, SystemClock
 from millpond.outcome import Reject
 from millpond.schedule import Periodic
-from millpond.server.dashboard import charts, live_counts
+from millpond.server.dashboard import charts, live_counts, rendering
 from millpond.server.dashboard.login import inner_path
 from millpond.server.dashboard.notices import notice
 from millpond.server.dashboard.table import PAGES
@@ -30,6 +32,7 @@ from tests.waiting import until
 
 ALLOWED = {Role.READ: {Role.READ, Role.OPERATE}, Role.OPERATE: {Role.OPERATE}}
 REFERENCE = (Path(__file__).parent.parent.parent / "docs/how-to/dashboard.md").read_text()
+HOUR = 3600 * SECOND
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 
 
@@ -122,7 +125,7 @@ async def test_forms_of_other_sites_are_refused(client: Client) -> None:
     assert (await client.http.post("/dashboard/act", content="act=retry&form=", headers=bare)).status_code == 403
     json = await client.http.post("/dashboard/act", json=fields)
     assert json.status_code == 415
-    assert (await client.http.get("/dashboard/act")).status_code == 404
+    assert (await client.http.get("/dashboard/act")).status_code == 303
     reply = await sent(client, "/act", fields, headers={"host": "evil.example"})
     assert reply.status_code == 401, "a page that moved its own name to this machine"
     assert await client.store.operations.browse("q") == []
@@ -209,6 +212,23 @@ async def test_only_confirmed_messages_are_deleted(client: Client) -> None:
         assert (await sent(client, "/act", {**fields, "before": wrong})).status_code == 400
 
 
+async def test_a_machine_with_another_time_deletes_what_was_counted(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await failed(client, number=2)
+    await opened(client)
+    for off in (-HOUR, HOUR):
+        other = SimpleNamespace(now=lambda off=off: SystemClock().now() + off)
+        monkeypatch.setattr(rendering, "SystemClock", lambda other=other: other)
+        asked = {"act": "purge", "queue": "q", "days": "0", "state": "FAILED"}
+        question = (await sent(client, "/confirm", asked)).text
+        assert "Delete 2 messages of q?" in question and "All FAILED messages" in question
+        assert "Replay 2 messages" in (await sent(client, "/confirm", {**asked, "act": "replay", "name": "again"})).text
+    (before,) = re.findall(r'name="before" value="([^"]+)"', question)
+    fields = {"act": "purge", "queue": "q", "before": unescape(before), "state": "FAILED"}
+    assert "done=purged-2" in (await sent(client, "/act", fields)).headers["location"]
+
+
 async def test_one_token_leaves_open_pages_to_others(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_counts, "_MOST", 4)
     found = live_counts.LiveCounts(client.state)
@@ -289,7 +309,7 @@ async def test_a_running_message_is_cancelled(serve: Serve, tmp_path: Path) -> N
     await presence.beat()
     await client.store.claim(["q"], 1, by_worker=True)
     page = await opened(client, f"/messages/{one.id}")
-    assert "the worker w has claimed it" in page and 'value="interrupt"' in page
+    assert "The worker w has claimed it" in page and 'value="interrupt"' in page
     assert "Cancel 1 running message?" in (await sent(client, "/confirm", {"act": "interrupt", "id": str(one.id)})).text
     reply = await sent(client, "/act", {"act": "interrupt", "id": str(one.id)})
     assert reply.headers["location"].endswith("done=interrupted-1")
@@ -337,7 +357,6 @@ async def test_wrong_queries_are_explained(client: Client, query: str) -> None:
 async def test_an_address_that_is_no_page(client: Client) -> None:
     page = await opened(client, "/nothing/at<b>all", expect=404)
     assert "There is no page" in page and "<b>all" not in page and 'href="/dashboard/failures"' in page
-    assert "Not found" in await opened(client, "/act", expect=404)
     for path, to in (("/", "/dashboard"), ("/failures/", "/dashboard/failures"), ("//evil.example/", None)):
         reply = await client.http.get(f"/dashboard{path}")
         assert reply.status_code == 307 and reply.headers["location"].startswith(to or "/dashboard/"), path
@@ -349,9 +368,18 @@ async def test_an_address_that_is_no_page(client: Client) -> None:
 async def test_a_wrong_token_shows_the_login_only(client: Client) -> None:
     await client.token(Role.READ)
     await opened(client, expect=401)
-    reply = await sent(client, "/login", {"token": "mp_1_2"})
-    assert reply.status_code == 401 and "this token is unknown" in reply.text
+    reply = await sent(client, "/login", {"token": "mp_1_2", "next": "/dashboard/failures?queue=q"})
+    assert reply.status_code == 401 and "This token is unknown" in reply.text
     assert "<nav" not in reply.text
+    assert 'name="next" value="/dashboard/failures?queue=q"' in reply.text, "the page that was asked for"
+    reply = await sent(client, "/act", {"act": "retry", "back": "/dashboard/failures"})
+    assert reply.status_code == 401 and 'name="next" value="/dashboard"' in reply.text, "no form is sent again"
+
+
+async def test_the_address_of_a_form_leads_to_the_overview(client: Client) -> None:
+    for path in ("/login", "/logout", "/act", "/confirm"):
+        reply = await client.http.get(f"/dashboard{path}")
+        assert (reply.status_code, reply.headers["location"]) == (303, "/dashboard")
 
 
 async def test_slow_logins_of_one_address_leave_places_to_others(serve: Serve) -> None:

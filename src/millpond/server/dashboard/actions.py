@@ -15,10 +15,10 @@ from millpond.message import SETTLED, State, check_name
 from millpond.schedule import Missed
 from millpond.server import types
 from millpond.server.dashboard.change_forms import ask_replay, replay, reschedule
-from millpond.server.dashboard.fields import Confirm, field, ids_of, moment_of, queue_of, run_route
+from millpond.server.dashboard.fields import Confirm, database_now, field, ids_of, moment_of, queue_of, run_route
 from millpond.server.dashboard.login import inner_path
 from millpond.server.dashboard.notices import done
-from millpond.server.dashboard.rendering import HOME, Links, View, count, now, plural
+from millpond.server.dashboard.rendering import HOME, Links, View, count, plural
 from millpond.server.dashboard.retry_forms import (
     ask_retry,
     ask_retry_failures,
@@ -175,17 +175,20 @@ async def _ask_purge(call: Call) -> Confirm:
     days = field(call, "days")
     if not (days.isascii() and days.isdigit() and int(days[:6]) < 36_500):
         raise InvalidOption("choose an age in days")
-    before = now() - timedelta(days=int(days))
+    before = await database_now(call, queue) - timedelta(days=int(days))
     choice = Choice(queue=queue, states=states, until=before)
     preview = await call.control.preview(choice)
     if not preview.messages:
         raise InvalidOption(f"the archive of {queue[:80]!r} has no such message, so there is nothing to delete")
     number = plural(preview.messages, "message") if preview.complete else f"{count(preview.messages)} or more messages"
     which = " and ".join(states)
+    if int(days):
+        which = f"{which} messages in the archive that are older than {plural(int(days), 'day')}"
+    else:
+        which = f"All {which} messages that are in the archive now"
     return Confirm(
         title=f"Delete {number} of {queue}?",
-        text=f"{which} messages in the archive that are older than {plural(int(days), 'day')} are deleted. "
-        "They cannot be retried, replayed or exported afterwards.",
+        text=f"{which} are deleted. They cannot be retried, replayed or exported afterwards.",
         button=f"Delete {number}",
         fields=[("queue", queue), ("before", before.isoformat()), ("state", field(call, "state"))],
         destructive=True,
@@ -194,10 +197,11 @@ async def _ask_purge(call: Call) -> Confirm:
 
 async def _purge(call: Call) -> tuple[str, str | None]:
     queue, before = queue_of(call), moment_of(call, "before")
-    if before is None or before > now():
+    at = await database_now(call, queue)
+    if before is None or before > at:
         raise InvalidOption("the time of this form is missing; go back and choose an age")
     # Not the age: messages that became old enough while the question was open were not confirmed.
-    body = types.PurgeRequest(older_than=(now() - before).total_seconds(), states=_purged(call))
+    body = types.PurgeRequest(older_than=(at - before).total_seconds(), states=_purged(call))
     purged: types.Purged = await run_route(call, "purge", body, queue=queue)
     return done("purged", purged.purged), None
 

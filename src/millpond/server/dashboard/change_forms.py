@@ -6,9 +6,9 @@ from millpond.control import Choice
 from millpond.errors import InvalidOption
 from millpond.message import LOWEST_PRIORITY, SETTLED, State, check_name
 from millpond.server import types
-from millpond.server.dashboard.fields import Confirm, field, ids_of, moment_of, queue_of, run_route
+from millpond.server.dashboard.fields import Confirm, database_now, field, ids_of, moment_of, queue_of, run_route
 from millpond.server.dashboard.notices import done
-from millpond.server.dashboard.rendering import count, now, plural
+from millpond.server.dashboard.rendering import count, plural
 from millpond.server.handlers.call import Call
 
 
@@ -42,7 +42,9 @@ def _wanted(call: Call) -> types.ReplayRequest:
 async def ask_replay(call: Call) -> Confirm:
     """The number of archived messages that would be published again."""
     queue, wanted = queue_of(call), _wanted(call)
-    until = wanted.until or now()  # messages that settle while the question is open were not confirmed
+    until = wanted.until or await database_now(
+        call, queue
+    )  # messages that settle while the question is open were not confirmed
     choice = Choice(queue=queue, states=wanted.states, since=wanted.since, until=until)
     preview = await call.control.preview(choice)
     if not preview.messages:

@@ -8,9 +8,12 @@ from uuid import UUID
 
 import msgspec
 
+from millpond.clock import as_datetime
 from millpond.errors import InvalidOption
 from millpond.message import check_name
+from millpond.seam.transport import Capability
 from millpond.server.call_handler import perform
+from millpond.server.dashboard.rendering import now
 from millpond.server.handlers.call import Call
 from millpond.server.routes import ROUTES
 
@@ -58,6 +61,14 @@ def moment_of(call: Call, name: str) -> datetime | None:
         return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     except ValueError:
         raise InvalidOption(f"a time is written as 2030-01-31T08:00, not {text[:40]!r}") from None
+
+
+async def database_now(call: Call, queue: str) -> datetime:
+    """The time by the clock of archived messages. By another one, other messages would change than were counted."""
+    if Capability.ARCHIVE not in call.transport.capabilities:
+        return now()
+    (rates,) = await call.control.operations.rates([queue], over=1)
+    return as_datetime(rates.at_us)
 
 
 async def run_route(call: Call, name: str, body: Any = None, **path: str) -> Any:

@@ -111,6 +111,11 @@ def first_line(text: str | None, most: int = 160) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
+def capital(text: str) -> str:
+    """A text of an error or reason as the begin of a sentence."""
+    return text[:1].upper() + text[1:]
+
+
 def group(failure: FailureReply) -> str:
     """A group of failures as a value of a form."""
     return msgspec.json.encode([failure.fingerprint, failure.queue, failure.messages]).decode()
@@ -132,6 +137,7 @@ def _templates() -> jinja2.Environment:
         "duration": duration,
         "moment": moment,
         "ago": ago,
+        "capital": capital,
         "first_line": first_line,
         "group": group,
         "json": lambda value: msgspec.json.encode(value, enc_hook=str).decode(errors="replace"),

@@ -15,7 +15,7 @@ from millpond.clock import monotonic
 from millpond.seam.transport import Capability
 from millpond.server import authorize, decode
 from millpond.server.dashboard.live_counts import LiveCounts
-from millpond.server.dashboard.login import TOKEN, cookie_name, keep
+from millpond.server.dashboard.login import TOKEN, cookie_name, inner_path, keep
 from millpond.server.dashboard.notices import notice
 from millpond.server.dashboard.rendering import HEADERS, HOME, Links, View, now, render
 from millpond.server.dashboard.table import PAGES
@@ -54,11 +54,14 @@ def routes(state: ServerState) -> list[StarletteRoute]:
 async def _no_page(call: Call) -> Response:
     """An address that is no page; with a slash at its end it may be one."""
     path = call.path["rest"]
+    if path in _ONLY_FORMS:  # a page that was opened again
+        return RedirectResponse(Links(call.request)(), 303)
     if not path or path.endswith("/"):
         return RedirectResponse(Links(call.request)(f"/{quote(path)}".rstrip("/")), 307)
     raise not_found(f"there is no page {path[:80]!r}; choose one of those above")
 
 
+_ONLY_FORMS = frozenset(route.path.removeprefix(f"{HOME}/") for route in PAGES if route.method == "POST")
 _NO_PAGE = Route("GET", f"{HOME}/{{rest:path}}", Role.READ, _no_page, Response)
 
 
@@ -113,6 +116,7 @@ class _Endpoint:
         if request.method == "POST":
             _refuse_other_sites(request)
             fields = await _fields(request, is_known=grant is not None)
+            request.state.back = inner_path(fields.get("next", fields.get("back", [""]))[0])
             given, kept = fields.pop("form", [""])[0], request.cookies.get(cookie_name(request, _FORM), "")
             if not hmac.compare_digest(given.encode(), kept.encode()) or not given:
                 raise forbidden("this form is too old, or comes from elsewhere; go back, load the page again and retry")
@@ -131,6 +135,9 @@ class _Endpoint:
     def _page(self, request: Request, form: str, view: View, grant: Grant | None) -> Response:
         links = Links(request)
         path = request.scope["path"].removeprefix(links.root)
+        here = path + (f"?{request.url.query}" if request.url.query else "")
+        if request.method == "POST":  # the page of the form
+            here = getattr(request.state, "back", HOME)
         has = self._state.transport.capabilities
         common = {
             "url": links,
@@ -138,7 +145,7 @@ class _Endpoint:
             "grant": grant,
             "operates": grant is not None and grant.has(Role.OPERATE),
             "path": path,
-            "here": path + (f"?{request.url.query}" if request.url.query else ""),
+            "here": here,
             "notice": notice(request.query_params.get("done", "")),
             "nav": _nav(links, path, has, grant),
             "logged_in": cookie_name(request, TOKEN) in request.cookies,
