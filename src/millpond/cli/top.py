@@ -23,8 +23,8 @@ _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 _LINES = 24
-_NAME = 40
-"""Characters of a name that the live view shows: numbers must not leave the screen."""
+_LEAST = 16
+"""Characters of a long name that are shown at least."""
 _HEADS = ("queue", "waiting", "running", "failed", "done/s", "fail/s", "oldest due", "")
 _WORKER_HEADS = ("worker", "state", "holds", "last beat", "queues")
 _STREAM_HEADS = ("stream", "holds", "for", "waiting behind", "queues")
@@ -51,7 +51,7 @@ async def _refreshes(control: Control, interval: float, ended: asyncio.Event) ->
     while not ended.is_set():
         started = monotonic()
         try:
-            lines = await _screen_lines(control, _NAME)
+            lines = await _screen_lines(control, shutil.get_terminal_size((80, _LINES)).columns)
         except StoreError as e:
             lines = [(f"no answer: {plain(str(e))}", True), *lines[1:]]
         yield lines
@@ -59,19 +59,19 @@ async def _refreshes(control: Control, interval: float, ended: asyncio.Event) ->
             await asyncio.wait_for(ended.wait(), max(0.05, interval - (monotonic() - started)))
 
 
-async def _screen_lines(control: Control, most: int | None = None) -> list[tuple[str, bool]]:
-    """Lines, each with whether it is a heading. Names have at most so many characters."""
+async def _screen_lines(control: Control, width: int | None = None) -> list[tuple[str, bool]]:
+    """Lines, each with whether it is a heading. Names give way to numbers within the width of a terminal."""
     views = sorted(await control.overview(), key=_urgency, reverse=True)
     waiting = sum(_waiting(view) for view in views)
     rates = sum(view.completed_per_second for view in views), sum(view.failed_per_second for view in views)
     title = f"{len(views)} queues   {waiting:,} waiting   {rates[0]:.1f} done/s   {rates[1]:.1f} failed/s   q ends"
-    lines = [(title, True), ("", False), *_table(_HEADS, [_queue(view) for view in views], most)]
+    lines = [(title, True), ("", False), *_table(_HEADS, [_queue(view) for view in views], width)]
     if Capability.PRESENCE in control.capabilities:
         workers = await control.workers.status()
         rows = [_worker(status) for status in workers]
-        lines += [("", False), *(_table(_WORKER_HEADS, rows, most) if rows else [("no worker runs", False)])]
+        lines += [("", False), *(_table(_WORKER_HEADS, rows, width) if rows else [("no worker runs", False)])]
     if Capability.STREAM_STATUS in control.capabilities and (streams := await control.stream_views()):
-        lines += [("", False), *_table(_STREAM_HEADS, [_stream(view) for view in streams], most)]
+        lines += [("", False), *_table(_STREAM_HEADS, [_stream(view) for view in streams], width)]
     return lines
 
 
@@ -114,9 +114,11 @@ def _stream(view: StreamView) -> list[str]:
     ]
 
 
-def _table(heads: Sequence[str], rows: list[list[str]], most: int | None) -> list[tuple[str, bool]]:
+def _table(heads: Sequence[str], rows: list[list[str]], width: int | None) -> list[tuple[str, bool]]:
     """Columns as wide as their longest text; the first and last are aligned to the left."""
-    rows = [[shortened(row[0], most), *row[1:]] for row in rows]
+    if width is not None:  # the last column may leave the screen
+        others = sum(2 + max(len(row[n]) for row in (list(heads), *rows)) for n in range(1, len(heads) - 1))
+        rows = [[shortened(row[0], max(_LEAST, width - others)), *row[1:]] for row in rows]
     widths = [max(len(row[n]) for row in (list(heads), *rows)) for n in range(len(heads))]
     last = len(heads) - 1
 
