@@ -236,6 +236,7 @@ async def test_one_token_leaves_open_pages_to_others(client: Client, monkeypatch
     for events in greedy:
         await anext(events)
     assert found.is_full("greedy") and not found.is_full("other")
+    assert [event async for event in found.events("greedy")] == [], "a page that asked at the same time"
     other = found.events("other")
     await anext(other)
     for events in (*greedy, other):

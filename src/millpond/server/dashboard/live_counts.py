@@ -16,7 +16,7 @@ from millpond.clock import monotonic
 from millpond.control import QueueView
 from millpond.message import State
 from millpond.server.handlers.call import Call
-from millpond.server.limits import Places
+from millpond.server.limits import Places, TooMany
 from millpond.server.state import ServerState
 
 log = logging.getLogger("millpond.server")
@@ -115,7 +115,12 @@ class LiveCounts:
 
     async def events(self, caller: str) -> AsyncIterator[str]:
         """Server-sent events: `refresh` when a page must be read again."""
-        with self._places.one(), self._places.share(caller):
+        with contextlib.ExitStack() as places:
+            try:
+                places.enter_context(self._places.one())
+                places.enter_context(self._places.share(caller))
+            except TooMany:  # others were quicker; the browser asks again
+                return
             self.watch()
             seen, read_at = self.version, monotonic()
             yield "retry: 2000\n\n"
