@@ -22,6 +22,33 @@ PATIENCE = 120_000
 """Milliseconds that a step may take on a busy machine."""
 
 
+FAINT = """() => {
+  const context = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const rgba = (colour) => {
+    context.clearRect(0, 0, 1, 1); context.fillStyle = colour; context.fillRect(0, 0, 1, 1);
+    return context.getImageData(0, 0, 1, 1).data;
+  };
+  const light = (colour) => [0.2126, 0.7152, 0.0722].reduce((sum, part, n) => {
+    const value = colour[n] / 255;
+    return sum + part * (value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+  }, 0);
+  const behind = (element) => {
+    for (; element; element = element.parentElement) {
+      const colour = rgba(getComputedStyle(element).backgroundColor);
+      if (colour[3] === 255) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const isText = (node) => node.nodeType === Node.TEXT_NODE && node.textContent.trim();
+  return [...document.querySelectorAll('body *')].filter((element) => {
+    if (!element.offsetParent || element.disabled || ![...element.childNodes].some(isText)) return false;
+    const [one, other] = [light(rgba(getComputedStyle(element).color)), light(behind(element))];
+    return (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05) < 4.5;
+  }).map((element) => `${element.nodeName}.${element.className}: ${element.textContent.slice(0, 40)}`);
+}"""
+"""Visible texts with less contrast than the guidelines for accessible pages ask for."""
+
+
 @contextmanager
 def chromium() -> Iterator[Browser]:
     program = shutil.which("chromium")
@@ -57,6 +84,10 @@ class Seen:
 
     def fits(self) -> bool:
         return bool(self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
+
+    def faint(self) -> list[str]:
+        found: list[str] = self.page.evaluate(FAINT)
+        return found
 
     def check(self) -> None:
         """Nothing went wrong, and nothing was asked of other sites."""

@@ -202,6 +202,7 @@ def test_every_page_in_both_schemes_and_widths(
         seen.open(path)
         expect(page.get_by_role("heading", level=1)).to_have_count(1)
         assert seen.fits(), f"{path} sticks out"
+        assert seen.faint() == [], path
         if page.get_by_role("navigation").count():
             places = [link.bounding_box() for link in page.get_by_role("navigation").get_by_role("link").all()]
             assert all(place and place["x"] + place["width"] <= width for place in places), f"{path} hides pages"
