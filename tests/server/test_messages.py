@@ -117,6 +117,22 @@ async def test_waiting_callers_get_messages_in_turn(client: Client) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def test_waiting_callers_share_what_is_there(client: Client) -> None:
+    waiting = []
+    for number, (limit, lease) in enumerate([(10, 30), (1, 30), (10, 30), (10, 60), (10, 30)], 1):
+        asked = {"queues": ["q"], "limit": limit, "lease": lease, "wait": 60}
+        waiting.append(asyncio.create_task(client.post("/claims", asked)))
+        await until(lambda number=number: client.state.waiting.taken == number)  # type: ignore[misc]
+    await client.store.publish([Message(queue="q", payload=b"%d" % n) for n in range(8)])
+    shares = [waiting[n] for n in (0, 1, 2, 4)]
+    claims = [[claim["body"] for claim in (await one)["claims"]] for one in shares]
+    assert claims == [[0, 4, 7], [1], [2, 5], [3, 6]]
+    assert not waiting[3].done(), "its lease is another one"
+    await client.post("/queues/q/messages", {"body": 8})
+    assert [claim["body"] for claim in (await waiting[3])["claims"]] == [8]
+    assert client.state.waiting.taken == 0
+
+
 async def test_an_error_of_the_database_reaches_a_waiting_caller(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

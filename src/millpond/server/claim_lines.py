@@ -1,4 +1,4 @@
-"""Claims that wait: one line for each queue, served in turn, by one claim at a time.
+"""Claims that wait: one line for each queue, served in turn, by one claim at a time, whose messages they share.
 
 Otherwise each message would wake all waiting callers, who would all claim, and some of them would never be the first.
 """
@@ -27,9 +27,11 @@ ClaimFrom = Callable[[Sequence[str]], Awaitable[list[Claim]]]
 class WaitingCaller:
     """One caller, in the lines of all its queues."""
 
-    def __init__(self, queues: Sequence[str], claim: ClaimFrom) -> None:
+    def __init__(self, queues: Sequence[str], claim: ClaimFrom, *, limit: int, lease: float) -> None:
         self.queues = tuple(dict.fromkeys(queues))
         self.claim = claim
+        self.limit = limit
+        self.lease = lease
         self.claims: asyncio.Future[list[Claim]] = asyncio.get_running_loop().create_future()
         self.is_served = False
         """Whether a line claims for it now."""
@@ -61,7 +63,7 @@ class _Line:
                 await self._wait()
 
     async def _serve(self, caller: WaitingCaller) -> bool:
-        """Claim for a caller; whether there was anything."""
+        """Claim for a caller and those behind it; whether there was anything."""
         self._claims = caller.is_served = True
         try:
             claims = await caller.claim([self._queue])
@@ -77,10 +79,27 @@ class _Line:
         finally:
             self._claims = caller.is_served = False
             self._lines.changed(caller)
-        if claims and not caller.claims.done():
-            self._lines.leave(caller)
-            caller.claims.set_result(claims)
+        if not caller.claims.done():
+            for taker, share in self._shares(caller, claims):
+                self._lines.leave(taker)
+                taker.claims.set_result(share)
         return bool(claims)
+
+    def _shares(self, caller: WaitingCaller, claims: Sequence[Claim]) -> list[tuple[WaitingCaller, list[Claim]]]:
+        """Deal the messages in turn: who waits gets one before another gets two. The lease must be the same."""
+        takers = [caller, *(one for one in self.callers if one is not caller and self._may_take(one, caller))]
+        shares: list[tuple[WaitingCaller, list[Claim]]] = [(taker, []) for taker in takers[: len(claims)]]
+        turn = 0
+        for claim in claims:  # the caller alone has room for all of them
+            while len(shares[turn][1]) >= shares[turn][0].limit:
+                turn = (turn + 1) % len(shares)
+            shares[turn][1].append(claim)
+            turn = (turn + 1) % len(shares)
+        return shares
+
+    @staticmethod
+    def _may_take(one: WaitingCaller, caller: WaitingCaller) -> bool:
+        return not one.is_served and not one.claims.done() and one.lease == caller.lease
 
     async def _wait(self) -> None:
         try:

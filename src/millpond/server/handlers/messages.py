@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -170,7 +171,8 @@ async def _claim(call: Call, wanted: types.ClaimRequest, queues: Sequence[str]) 
 async def _wait(call: Call, wanted: types.ClaimRequest, until: float) -> list[Claim]:
     """Wait in the lines of the queues for messages."""
     lines = call.state.lines
-    caller = WaitingCaller(wanted.queues, lambda queues: _claim(call, wanted, queues))
+    claim_from = functools.partial(_claim, call, wanted)
+    caller = WaitingCaller(wanted.queues, claim_from, limit=wanted.limit, lease=wanted.lease)
     lines.join(caller)
     try:
         while not caller.claims.done() and (left := until - monotonic()) > 0:
