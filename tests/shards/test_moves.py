@@ -16,7 +16,7 @@ from millpond import Ack, Nack, State, transports
 from millpond.errors import InvalidOption, MoverFenced, ShardMapMismatch
 from millpond.seam.shards import MapChange, MoveProgress
 from millpond.seam.workers import message_step
-from millpond.transports.database.move_steps import DatabaseMoving
+from millpond.transports.database.moves.move_steps import DatabaseMoving
 from millpond.transports.database.sql.statement import Query, Steps
 from millpond.transports.database.store import DatabaseStore
 from millpond.transports.key_range import KeyRange

@@ -11,7 +11,7 @@ import pytest
 from millpond import transports
 from millpond.errors import ShardMapMismatch
 from millpond.seam.shards import MapChange
-from millpond.transports.database.move_steps import DatabaseMoving
+from millpond.transports.database.moves.move_steps import DatabaseMoving
 from millpond.transports.sharded.connect import opened
 from millpond.transports.sharded.mover import Mover
 from millpond.transports.url import Url

@@ -16,7 +16,7 @@ from millpond.seam.operations import Operations, QueueHistory, SettledBucket
 By = Literal["minute", "hour"]
 
 
-class Kind(msgspec.Struct, frozen=True):
+class BucketSize(msgspec.Struct, frozen=True):
     seconds: int
     number: int
     limit: int
@@ -25,7 +25,10 @@ class Kind(msgspec.Struct, frozen=True):
     """Seconds for which the count of the present bucket is used again."""
 
 
-KINDS: dict[By, Kind] = {"minute": Kind(60, 60, 100_000, 10.0), "hour": Kind(3600, 24, 1_000_000, 60.0)}
+KINDS: dict[By, BucketSize] = {
+    "minute": BucketSize(60, 60, 100_000, 10.0),
+    "hour": BucketSize(3600, 24, 1_000_000, 60.0),
+}
 _OVER_AFTER = 60 * SECOND
 """Time after its end from which a bucket counts as over: transactions that began in it are committed by then."""
 _FREE = 0.2
@@ -144,7 +147,7 @@ class SettledHistory:
         self._add(known, found)
         return not self._gaps(known, kind)
 
-    async def _read(self, queue: str, kind: Kind, number: int, until_us: int | None) -> QueueHistory:
+    async def _read(self, queue: str, kind: BucketSize, number: int, until_us: int | None) -> QueueHistory:
         return await self._operations.history(
             queue,
             every=kind.seconds,
@@ -167,7 +170,7 @@ class SettledHistory:
                 known.present[begin] = bucket
 
     @staticmethod
-    def _gaps(known: _Known, kind: Kind) -> list[int]:
+    def _gaps(known: _Known, kind: BucketSize) -> list[int]:
         return [begin for begin in _window(known.at, kind) if begin not in known.over and begin not in known.present]
 
     def _sum(self, queues: Sequence[str], by: By) -> SettledCounts:
@@ -207,15 +210,15 @@ def _empty(begin: int) -> SettledBucket:
 _UNKNOWN = _empty(-1)
 
 
-def _length(kind: Kind) -> int:
+def _length(kind: BucketSize) -> int:
     return kind.seconds * SECOND
 
 
-def _newest(at: int, kind: Kind) -> int:
+def _newest(at: int, kind: BucketSize) -> int:
     return at - at % _length(kind)
 
 
-def _window(at: int, kind: Kind) -> range:
+def _window(at: int, kind: BucketSize) -> range:
     """Starts of the buckets that are shown."""
     newest = _newest(at, kind)
     return range(newest - (kind.number - 1) * _length(kind), newest + 1, _length(kind))

@@ -37,7 +37,7 @@ from millpond.transports.database.messages.settle_in_halves import settle_in_hal
 from millpond.transports.database.messages.suspects import claim_suspect
 from millpond.transports.database.messages.work_check import WorkFound, check_work
 from millpond.transports.database.migration.migrate import Migration
-from millpond.transports.database.move_steps import DatabaseMoving
+from millpond.transports.database.moves.move_steps import DatabaseMoving
 from millpond.transports.database.operations.operations import DatabaseOperations
 from millpond.transports.database.options import StoreOptions
 from millpond.transports.database.periodic import DatabasePeriodic

@@ -14,8 +14,8 @@ from millpond.errors import InvalidOption, ShardMapMismatch, ShardUnavailable
 from millpond.loop import gather_all
 from millpond.message import BODY_LIMIT, LIVE, new_id
 from millpond.seam.shards import ShardStatus
-from millpond.transports.database.common_rows import CommonRows
-from millpond.transports.database.move_steps import become_mover
+from millpond.transports.database.moves.common_rows import CommonRows
+from millpond.transports.database.moves.move_steps import become_mover
 from millpond.transports.database.options import StoreOptions
 from millpond.transports.database.store import DatabaseStore
 from millpond.transports.shard_map import ShardMap, ShardRecord, check_names

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Awaitable, Callable
 from uuid import UUID
 
-from millpond.transports.database.move_steps import DatabaseMoving
+from millpond.transports.database.moves.move_steps import DatabaseMoving
 
 PAGE = 5_000
 """Rows that are read at once; a part with fewer rows is not divided to find the new ones."""

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from uuid import UUID
 
 from millpond.clock import SECOND
-from millpond.transports.database.awaited_ids import AwaitedIds
-from millpond.transports.database.move_steps import MOVED_MARK
+from millpond.transports.database.moves.awaited_ids import AwaitedIds
+from millpond.transports.database.moves.move_steps import MOVED_MARK
 from millpond.transports.database.store import DatabaseStore
 from millpond.transports.key_range import KeyRange
 from millpond.transports.routing import ring_point

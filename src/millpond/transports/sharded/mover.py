@@ -14,8 +14,8 @@ from uuid import UUID
 from millpond.errors import InvalidOption, ShardMapMismatch
 from millpond.loop import Backoff
 from millpond.seam.shards import MapChange, MoveProgress
-from millpond.transports.database.common_rows import CommonRows
-from millpond.transports.database.move_steps import LiveMessage, Pending, become_mover
+from millpond.transports.database.moves.common_rows import CommonRows
+from millpond.transports.database.moves.move_steps import LiveMessage, Pending, become_mover
 from millpond.transports.database.sql.columns import WAITING
 from millpond.transports.database.store import DatabaseStore
 from millpond.transports.key_range import KeyRange

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from millpond.transports.database.move_steps import check_epoch
+from millpond.transports.database.moves.move_steps import check_epoch
 from millpond.transports.database.runner import Room, read, write
 from millpond.transports.database.sql.settings import ALL_SETTINGS, SETTINGS
 from millpond.transports.database.sql.statement import Many, Query, Steps

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from millpond.transports.database.move_steps import MOVED_MARK, check_epoch
+from millpond.transports.database.moves.move_steps import MOVED_MARK, check_epoch
 from millpond.transports.database.runner import Room, read, write
 from millpond.transports.database.sql.statement import Many, Query, Steps
 
