@@ -1,6 +1,7 @@
 """One migrated database for many tests, because a migration takes longer than most tests."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 from uuid import uuid4
 
@@ -40,7 +41,8 @@ class SharedDatabase:
 
     def __enter__(self) -> Self:
         self.url = self._server.create_database(self._name)
-        asyncio.run(self._migrate())
+        with ThreadPoolExecutor(1) as thread:  # an event loop may run already: a test may ask for the fixture by name
+            thread.submit(lambda: asyncio.run(self._migrate())).result()
         self._admin: Any = self._server.connect(self._name)
         return self
 

@@ -159,12 +159,12 @@ async def test_a_nack_by_sql_waits_as_long_as_one_by_python(url: str, policy: Re
     await store.close()
 
 
-async def test_a_lease_of_more_than_a_hundred_years_is_refused(url: str) -> None:
+async def test_a_lease_of_nothing_or_of_more_than_a_hundred_years_is_refused(url: str) -> None:
     store = await millpond.connect(url)
     await store.publish([Message(queue="q", payload=b"x")])
     calls = calls_of(url)
-    for lease in (-1.0, 3_153_600_001.0, 9e11):
-        with pytest.raises(Exception, match="lease of 0 seconds to 100 years"):
+    for lease in (0.0, -1.0, 3_153_600_001.0, 9e11):
+        with pytest.raises(Exception, match="lease of more than 0 seconds, at most 100 years"):
             calls.call("claim", "q", 1, lease)
     ((id_, token, *_),) = calls.call("claim", "q", 1, 3_153_600_000.0)
     for lease in (-1.0, 3_153_600_001.0, 9e11):
@@ -173,6 +173,57 @@ async def test_a_lease_of_more_than_a_hundred_years_is_refused(url: str) -> None
     assert not calls.many("extend", [id_], token, 30.0)
     calls.connection.close()
     await store.close()
+
+
+async def test_a_delay_of_more_than_a_hundred_years_is_refused(url: str) -> None:
+    store = await millpond.connect(url)
+    await store.publish([Message(queue="q", payload=b"x")])
+    calls = calls_of(url)
+    ((id_, token, *_),) = calls.call("claim", "q", 1, 30)
+    for delay in (-1.0, 3_153_600_001.0, 1e300):
+        for name, *more in (("nack", delay, None), ("give_back", delay)):
+            with pytest.raises(Exception, match="delay must be 0 seconds to 100 years"):
+                calls.many(name, [id_], token, *more)
+    assert not calls.many("nack", [id_], token, 3_153_600_000.0, None)
+    calls.connection.close()
+    await store.close()
+
+
+async def test_null_is_the_default_of_every_argument(url: str) -> None:
+    """A program that passes NULL for an option that it does not know about loses no message."""
+    store = await millpond.connect(url)
+    await store.publish([Message(queue="q", payload=b"%d" % n) for n in range(2)])
+    calls = calls_of(url)
+    keep = [None] if url.startswith("postgres") else []
+    (one, token, *_), (two, *_) = calls.call("claim", "q", 2, None)
+    assert not calls.many("extend", [one], token, None)
+    assert not calls.many("ack", [one], token, *keep)
+    assert not calls.many("reject", [two], token, None, None, *keep)
+    settled = {row.payload: (row.state, row.reason) for row in await store.operations.archived("q")}
+    assert settled == {b"0": (State.COMPLETED, None), b"1": (State.FAILED, "rejected")}
+    calls.connection.close()
+    await store.close()
+
+
+def test_no_ids_settle_nothing_on_postgresql(request: pytest.FixtureRequest) -> None:
+    calls = calls_of(empty_database(request, "postgres"))
+    for name in ("ack", "reject", "nack", "give_back", "extend"):
+        for ids in ("NULL", "ARRAY[]::uuid[]"):
+            assert calls.connection.execute(f"SELECT millpond_{name}_many({ids}, 1)").fetchall() == []
+    calls.connection.close()
+
+
+@pytest.mark.slow  # 300 MB pass through the server several times
+def test_a_body_that_is_too_large_to_be_escaped_holds_up_no_other_message(request: pytest.FixtureRequest) -> None:
+    """PostgreSQL writes a byte that is no text in four, and makes no value of more than a gigabyte."""
+    calls = calls_of(empty_database(request, "postgres"))
+    large = b"\xff" * 270_000_000
+    publish = "INSERT INTO millpond_publish (queue, payload) VALUES ('q', %b)"
+    for payload in (large, b"small"):
+        calls.connection.execute(publish, (payload,))
+    found = "SELECT octet_length(payload), body FROM millpond_claim('q', 10)"
+    assert calls.connection.execute(found).fetchall() == [(len(large), None), (None, "small")]
+    calls.connection.close()
 
 
 @pytest.mark.parametrize(
@@ -300,6 +351,32 @@ def mariadb(request: pytest.FixtureRequest) -> str:
     return empty_database(request, "mariadb")
 
 
+async def test_safe_updates_of_a_session_refuse_no_call(mariadb: str) -> None:
+    """MySQL Workbench, and the command line with --safe-updates, refuse an UPDATE or DELETE without a key."""
+    store = await millpond.connect(mariadb)
+    await store.publish([Message(queue="q", payload=b"%d" % n) for n in range(5)])
+    execute(mariadb, "UPDATE millpond_message SET expires_at = 1 WHERE payload = '4'")
+    calls = calls_of(mariadb)
+    _run(calls, "SET sql_safe_updates = 1")
+    with pytest.raises(pymysql.err.OperationalError, match="queue"):
+        calls.call("publish", "", "refused", *[None] * 8)
+    calls.set_time(at := 1_800_000_000_000_000)
+    assert len(calls.call("claim", "q", 5, 1)) == 4
+    calls.set_time(at + 2_000_000)  # the leases have lapsed: the claim gives them back first
+    (one, token, *_), (two, *_), (three, *_), (four, *_) = calls.call("claim", "q", 5, 30)
+    assert not calls.many("extend", [one], token, 60)
+    assert not calls.many("ack", [one], token)
+    assert not calls.many("nack", [two], token, None, "no stock")
+    assert not calls.many("reject", [three], token, "no such sku", None)
+    assert not calls.many("give_back", [four], token, None)
+    with calls.connection.cursor() as cursor:
+        cursor.execute("SELECT @@SESSION.sql_safe_updates")
+        assert cursor.fetchall() == ((1,),)
+    assert await counts(store) == {State.PENDING: 1, State.RETRYABLE: 1, State.COMPLETED: 1, State.FAILED: 2}
+    calls.connection.close()
+    await store.close()
+
+
 async def test_a_claim_may_be_larger_than_an_aggregate_of_the_session(mariadb: str) -> None:
     """MariaDB cuts aggregates at group_concat_max_len, also JSON; servers set up as MySQL have 1,024 bytes."""
     store = await millpond.connect(mariadb)
@@ -307,9 +384,12 @@ async def test_a_claim_may_be_larger_than_an_aggregate_of_the_session(mariadb: s
     calls = MysqlCalls(mariadb)
     _run(calls, "SET SESSION group_concat_max_len = 1024")
     verbs: list[tuple[Any, ...]] = [("extend", 60), ("nack", 0.0, None), ("nack", None, None), ("ack",)]
+    assert len(calls.call("claim", "q", 1000, 30)) == 200
+    execute(mariadb, "UPDATE millpond_message SET lease_until = 1")  # the next claim gives all of them back first
     for verb, *args in verbs:
         execute(mariadb, "UPDATE millpond_message SET due_at = 0")
-        rows = calls.call("claim", "q", 1000, 0 if verb == "extend" else 30)
+        _run(calls, "SET @millpond_reaped = 0")
+        rows = calls.call("claim", "q", 1000, 30)
         assert len(rows) == 200
         assert not calls.many(verb, [row[0] for row in rows], rows[0][1], *args)
         if verb == "extend":

@@ -3,7 +3,8 @@
 SET sql_notes = 0;
 
 -- Begins a transaction unless the caller has one. A savepoint outside of a transaction is forgotten at once.
--- MariaDB cuts json_arrayagg after group_concat_max_len bytes, and a cut array is no JSON.
+-- MariaDB cuts json_arrayagg after group_concat_max_len bytes, and a cut array is no JSON. Safe updates, which MySQL
+-- Workbench and `mariadb --safe-updates` turn on, refuse an UPDATE whose keys come from such an array.
 DROP PROCEDURE IF EXISTS {schema_dot}`{prefix}begin`;
 
 CREATE PROCEDURE {schema_dot}`{prefix}begin`(OUT v_outermost BOOLEAN)
@@ -17,8 +18,8 @@ BEGIN
     START TRANSACTION;
   END IF;
   SAVEPOINT `{prefix}call`;
-  SET @millpond_length = @@SESSION.group_concat_max_len;
-  SET SESSION group_concat_max_len = 1073741824;
+  SET @millpond_length = @@SESSION.group_concat_max_len, @millpond_safe = @@SESSION.sql_safe_updates;
+  SET SESSION group_concat_max_len = 1073741824, SESSION sql_safe_updates = 0;
 END;
 
 DROP PROCEDURE IF EXISTS {schema_dot}`{prefix}end`;
@@ -28,7 +29,7 @@ BEGIN
   IF v_outermost THEN
     COMMIT;
   END IF;
-  SET SESSION group_concat_max_len = @millpond_length;
+  SET SESSION group_concat_max_len = @millpond_length, SESSION sql_safe_updates = @millpond_safe;
 END;
 
 -- After a deadlock the server has undone the caller's whole transaction, and the savepoint is gone: the caller gets the
@@ -39,7 +40,7 @@ CREATE PROCEDURE {schema_dot}`{prefix}undo`(IN v_outermost BOOLEAN)
 BEGIN
   DECLARE CONTINUE HANDLER FOR 1305 BEGIN END;
   IF v_outermost IS NOT NULL THEN
-    SET SESSION group_concat_max_len = @millpond_length;
+    SET SESSION group_concat_max_len = @millpond_length, SESSION sql_safe_updates = @millpond_safe;
   END IF;
   IF v_outermost THEN
     ROLLBACK;
@@ -99,7 +100,7 @@ BEGIN
     INSERT INTO {message} (id, queue, `key`, priority, headers, payload, due_at, expires_at, state, created_at)
     VALUES (v_bytes, v_queue, v_key, coalesce(v_priority, 50), v_headers,
       coalesce(v_payload, CAST(v_body AS BINARY)),
-      coalesce(timestampdiff(MICROSECOND, '1970-01-01', v_due), v_at + round(coalesce(v_delay, 0) * 1000000)),
+      coalesce(timestampdiff(MICROSECOND, '1970-01-01', v_due), v_at + CAST(round(coalesce(v_delay, 0) * 1000000) AS SIGNED)),
       timestampdiff(MICROSECOND, '1970-01-01', v_expires), 'PENDING', v_at);
   END IF;
   SET v_id = lower(hex(v_bytes));
@@ -191,9 +192,9 @@ BEGIN
   DECLARE v_alone BOOLEAN DEFAULT FALSE;
   DECLARE v_outermost BOOLEAN;
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN CALL {schema_dot}`{prefix}undo`(v_outermost); RESIGNAL; END;
-  IF v_queue IS NULL OR v_most IS NULL OR v_most < 0 OR v_lease < 0 OR v_lease > 3153600000000000 THEN
+  IF v_queue IS NULL OR v_most IS NULL OR v_most < 0 OR v_lease <= 0 OR v_lease > 3153600000000000 THEN
     SIGNAL SQLSTATE '45000'
-      SET MESSAGE_TEXT = 'claim needs a queue, a number of messages, and a lease of 0 seconds to 100 years';
+      SET MESSAGE_TEXT = 'claim needs a queue, a number of messages, and a lease of more than 0 seconds, at most 100 years';
   END IF;
   CALL {schema_dot}`{prefix}begin`(v_outermost);
   claiming: WHILE v_all < v_most AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name = v_queue AND q.paused = 1) DO
@@ -416,8 +417,8 @@ BEGIN
   DECLARE v_outermost BOOLEAN;
   DECLARE v_held, v_over, v_rows LONGTEXT;
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN CALL {schema_dot}`{prefix}undo`(v_outermost); RESIGNAL; END;
-  IF v_delay < 0 THEN
-    SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the delay must be 0 seconds or more';
+  IF v_delay < 0 OR v_delay > 3153600000 THEN
+    SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the delay must be 0 seconds to 100 years';
   END IF;
   CALL {schema_dot}`{prefix}begin`(v_outermost);
   CALL {schema_dot}`{prefix}held`(v_ids, v_token, v_held);
@@ -440,8 +441,8 @@ BEGIN
   DECLARE v_outermost BOOLEAN;
   DECLARE v_held, v_rows LONGTEXT;
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN CALL {schema_dot}`{prefix}undo`(v_outermost); RESIGNAL; END;
-  IF v_delay < 0 THEN
-    SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the delay must be 0 seconds or more';
+  IF v_delay < 0 OR v_delay > 3153600000 THEN
+    SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the delay must be 0 seconds to 100 years';
   END IF;
   CALL {schema_dot}`{prefix}begin`(v_outermost);
   CALL {schema_dot}`{prefix}held`(v_ids, v_token, v_held);
@@ -456,11 +457,11 @@ DROP PROCEDURE IF EXISTS {schema_dot}`{prefix}extend`;
 CREATE PROCEDURE {schema_dot}`{prefix}extend`(IN v_ids LONGTEXT CHARACTER SET utf8mb4, IN v_token BIGINT, IN v_seconds DOUBLE)
 BEGIN
   DECLARE at BIGINT DEFAULT {clock};
-  DECLARE v_lease BIGINT DEFAULT round(v_seconds * 1000000);
+  DECLARE v_lease BIGINT DEFAULT round(coalesce(v_seconds, 30) * 1000000);
   DECLARE v_outermost BOOLEAN;
   DECLARE v_held LONGTEXT;
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN CALL {schema_dot}`{prefix}undo`(v_outermost); RESIGNAL; END;
-  IF v_lease IS NULL OR v_lease < 0 OR v_lease > 3153600000000000 THEN
+  IF v_lease < 0 OR v_lease > 3153600000000000 THEN
     SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'extend needs a lease of 0 seconds to 100 years';
   END IF;
   CALL {schema_dot}`{prefix}begin`(v_outermost);

@@ -125,7 +125,7 @@ CREATE TABLE {once} (
 
 CREATE TABLE {queue} (
   name text COLLATE "C" PRIMARY KEY,
-  paused smallint NOT NULL DEFAULT 0,
+  paused smallint NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)),
   keep_completed bigint CHECK (keep_completed BETWEEN 0 AND 3153600000000000),
   keep_failed bigint CHECK (keep_failed BETWEEN 0 AND 3153600000000000)
 );

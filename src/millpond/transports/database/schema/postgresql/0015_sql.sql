@@ -234,8 +234,8 @@ BEGIN
   SELECT q.paused, nullif(q.max_deliveries, 0), coalesce(v_lease, q.lease) INTO is_paused, v_limit, v_lease
   FROM (SELECT) one LEFT JOIN {queue} q ON q.name = v_queue;
   v_lease := coalesce(v_lease, 30000000);
-  IF v_queue IS NULL OR most IS NULL OR most < 0 OR v_lease < 0 OR v_lease > 3153600000000000 THEN
-    RAISE EXCEPTION 'claim needs a queue, a number of messages, and a lease of 0 seconds to 100 years'
+  IF v_queue IS NULL OR most IS NULL OR most < 0 OR v_lease <= 0 OR v_lease > 3153600000000000 THEN
+    RAISE EXCEPTION 'claim needs a queue, a number of messages, and a lease of more than 0 seconds, at most 100 years'
       USING ERRCODE = 'invalid_parameter_value';
   END IF;
   IF most = 0 OR is_paused = 1 THEN
@@ -265,7 +265,8 @@ BEGIN
     UPDATE {message} m SET state = 'PROCESSING', deliveries = m.deliveries + 1, token = v_token, worker = NULL,
       ahead = 0, acquired_at = at, lease = v_lease, lease_until = at + v_lease, written = NULL
     WHERE m.ctid = ANY(rows) RETURNING m.*),
-  d AS (SELECT c.*, CASE WHEN octet_length(encode(c.payload, 'escape')) = octet_length(c.payload)
+  d AS (SELECT c.*, CASE WHEN octet_length(c.payload) < 100000000
+      AND octet_length(encode(c.payload, 'escape')) = octet_length(c.payload)
     THEN convert_from(c.payload, 'UTF8') ELSE {schema_dot}"{prefix}body_text"(c.payload) END AS body FROM c)
   SELECT d.id, d.token, d.body, CASE WHEN d.body IS NULL THEN d.payload END,
     CASE WHEN d.headers IS NOT NULL THEN {schema_dot}"{prefix}headers_json"(d.headers) END, d.key, d.priority::integer,
@@ -368,11 +369,11 @@ SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan S
 DECLARE
   v_ids uuid[] := "{prefix}extend_many".ids;
   v_token bigint := "{prefix}extend_many".token;
-  v_lease bigint := ("{prefix}extend_many".lease * 1000000::double precision)::bigint;
+  v_lease bigint := (coalesce("{prefix}extend_many".lease, 30) * 1000000::double precision)::bigint;
   at bigint := {schema_dot}"{prefix}clock"();
   extended bigint;
 BEGIN
-  IF v_lease IS NULL OR v_lease < 0 OR v_lease > 3153600000000000 THEN
+  IF v_lease < 0 OR v_lease > 3153600000000000 THEN
     RAISE EXCEPTION 'extend needs a lease of 0 seconds to 100 years' USING ERRCODE = 'invalid_parameter_value';
   END IF;
   UPDATE {message} m SET lease = v_lease, lease_until = CASE WHEN m.lease_until IS NULL THEN NULL ELSE at + v_lease END
@@ -385,27 +386,28 @@ END $$;
 
 CREATE FUNCTION {schema_dot}"{prefix}ack_many"(ids uuid[], token bigint, keep boolean DEFAULT true) RETURNS SETOF uuid
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-SELECT {schema_dot}"{prefix}archive"(ids, token, 'COMPLETED', NULL, NULL, keep)
+SELECT {schema_dot}"{prefix}archive"(ids, token, 'COMPLETED', NULL, NULL, coalesce(keep, true))
 $$;
 
 CREATE FUNCTION {schema_dot}"{prefix}reject_many"(ids uuid[], token bigint, reason text DEFAULT 'rejected',
   error text DEFAULT NULL, keep boolean DEFAULT true) RETURNS SETOF uuid
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-SELECT {schema_dot}"{prefix}archive"(ids, token, 'FAILED', left(reason, 2048), left(error, 2048), keep)
+SELECT {schema_dot}"{prefix}archive"(ids, token, 'FAILED', left(coalesce(reason, 'rejected'), 2048), left(error, 2048),
+  coalesce(keep, true))
 $$;
 
 -- Without a delay the queue's retry policy decides: when the messages are due again, or that they are FAILED.
 CREATE FUNCTION {schema_dot}"{prefix}nack_many"(ids uuid[], token bigint, delay double precision DEFAULT NULL,
   error text DEFAULT NULL) RETURNS SETOF uuid LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  delay_us bigint := (delay * 1000000::double precision)::bigint;
   over uuid[];
   again uuid[] := ids;
-  waits bigint[] := array_fill(delay_us, ARRAY[cardinality(ids)]);
+  waits bigint[];
 BEGIN
-  IF delay_us < 0 THEN
-    RAISE EXCEPTION 'the delay must be 0 seconds or more' USING ERRCODE = 'invalid_parameter_value';
+  IF delay < 0 OR delay > 3153600000 THEN
+    RAISE EXCEPTION 'the delay must be 0 seconds to 100 years' USING ERRCODE = 'invalid_parameter_value';
   END IF;
+  waits := array_fill((delay * 1000000::double precision)::bigint, ARRAY[coalesce(cardinality(ids), 0)]);
   IF delay IS NULL THEN
     SELECT array_agg(p.message) FILTER (WHERE p.wait IS NULL), array_agg(p.message) FILTER (WHERE p.wait IS NOT NULL),
       array_agg(p.wait) FILTER (WHERE p.wait IS NOT NULL) INTO over, again, waits FROM {schema_dot}"{prefix}policy"(ids, token) p;
@@ -424,13 +426,12 @@ END $$;
 -- Not done and not counted. Without a delay the messages are due as before.
 CREATE FUNCTION {schema_dot}"{prefix}give_back_many"(ids uuid[], token bigint, delay double precision DEFAULT NULL)
 RETURNS SETOF uuid LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  wait bigint := (delay * 1000000::double precision)::bigint;
 BEGIN
-  IF wait < 0 THEN
-    RAISE EXCEPTION 'the delay must be 0 seconds or more' USING ERRCODE = 'invalid_parameter_value';
+  IF delay < 0 OR delay > 3153600000 THEN
+    RAISE EXCEPTION 'the delay must be 0 seconds to 100 years' USING ERRCODE = 'invalid_parameter_value';
   END IF;
-  RETURN QUERY SELECT {schema_dot}"{prefix}requeue"(ids, token, 'PENDING', 0, -1, array_fill(wait, ARRAY[cardinality(ids)]), NULL);
+  RETURN QUERY SELECT {schema_dot}"{prefix}requeue"(ids, token, 'PENDING', 0, -1,
+    array_fill((delay * 1000000::double precision)::bigint, ARRAY[coalesce(cardinality(ids), 0)]), NULL);
 END $$;
 
 -- The same for one message: true if the receipt was current.
