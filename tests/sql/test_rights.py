@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -99,6 +99,9 @@ async def test_a_publisher_publishes_and_reads_no_body(accounts: Accounts) -> No
     run_shell(
         url, f"INSERT INTO millpond_publish (queue, body, id) VALUES ('p', 'secret', '{uuid4()}'), ('p', 'x', NULL);"
     )
+    if url.startswith("postgres"):
+        printed = run_shell(url, "INSERT INTO millpond_publish (queue, body) VALUES ('p', 'x') RETURNING id;")
+        assert UUID(printed.strip())
     calls = _calls(url)
     calls.call("publish", "p", "by function", *[None] * 8)
     calls.connection.close()

@@ -475,7 +475,7 @@ BEGIN
   CALL {schema_dot}`{prefix}stale`(v_ids, v_token, v_held, 'PROCESSING', 'PROCESSING');
 END;
 
--- INSERT publishes. The rest of a row, its id and whether it was new, is deleted by the next purge. Without the trigger,
+-- INSERT publishes. The rest of a row, without body, headers and payload, is deleted by the next purge. Without the trigger,
 -- which an account may lack the right to make, an INSERT would publish nothing, so the constraint refuses it. Texts of any
 -- length come to the trigger: outside of strict mode the server would cut longer ones.
 CREATE TABLE IF NOT EXISTS {publish} (
