@@ -56,7 +56,7 @@ class InvalidTime(InvalidMessage):
 
 
 class BodyTooLarge(InvalidMessage):
-    """The body or the headers exceed the limit of this transport."""
+    """The body, the headers or the result of a step exceed the limit of this transport."""
 
 
 class BodyNotEncodable(InvalidMessage, TypeError):

@@ -114,12 +114,18 @@ class StepClaim(msgspec.Struct, frozen=True):
 
 def message_step(message: UUID, name: str) -> Step:
     """The step of one message."""
-    return Step(check_text(name, "step"), str(message), uuid5(message, f"millpond step {name}"))
+    return Step(_text(name, "step"), str(message), uuid5(message, f"millpond step {name}"))
 
 
 def scoped_step(scope: str, name: str) -> Step:
     """The step of all messages with this scope."""
-    return Step(check_text(name, "step"), check_text(scope, "scope"), uuid5(_SCOPES, f"{len(scope)} {scope} {name}"))
+    return Step(_text(name, "step"), _text(scope, "scope"), uuid5(_SCOPES, f"{len(scope)} {scope} {name}"))
+
+
+def _text(text: str, what: str) -> str:
+    if text == "":  # a forgotten business id: unrelated messages would share one result
+        raise InvalidOption(f"{what} must not be empty")
+    return check_text(text, what)
 
 
 class Workers(Protocol):
@@ -150,7 +156,10 @@ class Workers(Protocol):
         """Own a step, unless it is done or another delivery that lives owns it."""
 
     async def finish_step(self, receipt: Receipt, step: Step, result: bytes) -> bool:
-        """Store the result of a step that this receipt owns; False if the receipt is stale."""
+        """Store the result of a step that this receipt owns; False if the receipt is stale.
+
+        Raises `BodyTooLarge` for more bytes than a body may have.
+        """
 
     async def reap(self) -> int:
         """Give back the messages of lapsed leases and of dead and hung workers; returns their number.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millpond import Ack, GiveBack, ManualClock, Message, Nack
-from millpond.errors import MillpondError
+from millpond.errors import BodyTooLarge, MillpondError
 from millpond.message import Claim
 from millpond.seam.workers import message_step, scoped_step
 from millpond.transports.database.store import DatabaseStore
@@ -102,7 +102,18 @@ async def test_purge_forgets_steps_of_messages_that_are_gone(store: DatabaseStor
     assert await begin(store, three, mail) == ("done", b"1")
 
 
-@pytest.mark.parametrize("wrong", ["a\0b", "x" * 300])
+async def test_a_result_that_is_larger_than_a_body_is_refused(store: DatabaseStore) -> None:
+    """MariaDB closes the connection for one that exceeds max_allowed_packet."""
+    (claim,) = await claimed(store)
+    assert await begin(store, claim) == ("owned", None)
+    for size in (1024 * 1024 + 1, 20_000_000):
+        with pytest.raises(BodyTooLarge, match="step 'charge'"):
+            await store.workers.finish_step(claim.receipt, STEP, b"1" * size)
+    assert await begin(store, claim) == ("owned", None)
+    assert await store.workers.finish_step(claim.receipt, STEP, b"1" * 1024 * 1024)
+
+
+@pytest.mark.parametrize("wrong", ["", "a\0b", "x" * 300])
 def test_a_name_is_a_short_text(wrong: str) -> None:
     with pytest.raises(MillpondError):
         scoped_step(wrong, "charge")

@@ -6,6 +6,7 @@ settle or a give-back has ended the delivery: nothing else has to release it.
 
 from __future__ import annotations
 
+from millpond.errors import BodyTooLarge
 from millpond.message import Receipt
 from millpond.seam.workers import Step, StepClaim
 from millpond.transports.database.sql.dialect import Dialect
@@ -29,6 +30,15 @@ SELECT s.id FROM {step} s WHERE s.at <= {now} - :age
 AND NOT EXISTS (SELECT 1 FROM {message} m {id_index} WHERE m.id = s.message) LIMIT :limit
 """
 _FORGET = "DELETE FROM {step} WHERE id {ids} AND at <= {now} - :age"
+
+
+def check_result(step: Step, result: bytes, limit: int) -> None:
+    """Refuse a result that a server might not take: it would look like an outage, and the work would run again."""
+    if len(result) > limit:
+        raise BodyTooLarge(
+            f"the result of step {step.name!r} has {len(result):,} bytes, the limit is {limit:,}; "
+            "store large data elsewhere and return a reference, or raise the option body_limit"
+        )
 
 
 def begin_step(d: Dialect, receipt: Receipt, step: Step, now: int | None) -> Steps[StepClaim]:

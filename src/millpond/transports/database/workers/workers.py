@@ -35,7 +35,7 @@ from millpond.transports.database.workers.orphans import add_row, holders_withou
 from millpond.transports.database.workers.presence import WorkerPresence
 from millpond.transports.database.workers.status import worker_status
 from millpond.transports.database.workers.unreturned_claims import Unreturned
-from millpond.transports.database.workers.work_steps import begin_step, finish_step
+from millpond.transports.database.workers.work_steps import begin_step, check_result, finish_step
 from millpond.transports.validation import check_receipts
 
 log = logging.getLogger("millpond")
@@ -129,6 +129,7 @@ class DatabaseWorkers(Room):
 
     async def finish_step(self, receipt: Receipt, step: Step, result: bytes) -> bool:
         check_receipts([receipt])
+        check_result(step, result, self.runner.options.body_limit)
         return await self._finish_step(receipt, step, result)
 
     @write
