@@ -343,6 +343,38 @@ async def test_a_claim_leaves_none_out_after_one_that_must_not_run(url: str) -> 
     await store.close()
 
 
+async def test_a_session_gives_lapsed_claims_back_after_the_clock_was_set_back(url: str) -> None:
+    """The session knows when it last searched for them, which then lies in the future."""
+    store = await millpond.connect(url)
+    await store.publish([Message(queue="q", payload=b"x")])
+    calls = calls_of(url)
+    assert len(calls.call("claim", "q", 1, 0.001)) == 1
+    future = 253_402_300_000_000_000
+    postgres = url.startswith("postgres")
+    _run(calls, f"SET millpond.reaped = '{future}'" if postgres else f"SET @millpond_reaped = {future}")
+
+    async def claim() -> Any:
+        return calls.call("claim", "q", 1, 30)
+
+    ((_, _, body, *_),) = await until(claim)
+    assert body == "x"
+    calls.connection.close()
+    await store.close()
+
+
+def test_a_session_reads_from_the_beginning_after_the_clock_was_set_back(request: pytest.FixtureRequest) -> None:
+    one, other = (PostgresCalls(empty_database(request, "postgres")) for _ in range(2))
+    for body in "abc":
+        one.call("publish", "q", body)
+    (first, token, *_), _ = one.call("claim", "q", 2)
+    assert not other.many("give_back", [first], token)
+    place = one.connection.execute("SELECT current_setting('millpond.place')").fetchone()[0].split()
+    one.connection.execute(f"SET millpond.place = '253402300000000000 {' '.join(place[1:])}'")
+    assert [row[2] for row in one.call("claim", "q", 1)] == ["a"]
+    one.connection.close()
+    other.connection.close()
+
+
 # --- MySQL and MariaDB -----------------------------------------------------------------------------------
 
 

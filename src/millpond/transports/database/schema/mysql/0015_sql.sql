@@ -222,7 +222,7 @@ BEGIN
       SET v_alone = v_all > 0;
     END IF;
     IF NOT v_alone AND v_all < v_most AND v_reaped IS NULL
-      AND (@millpond_now IS NOT NULL OR coalesce(@millpond_reaped, 0) < at - 1000000) THEN
+      AND (@millpond_now IS NOT NULL OR coalesce(@millpond_reaped, 0) NOT BETWEEN at - 1000000 AND at) THEN
       SET @millpond_reaped = at;
       CALL {schema_dot}`{prefix}reap`(at, v_reaped);
       IF v_reaped > 0 THEN

@@ -137,7 +137,8 @@ END $$;
 
 -- Locks due messages in the order of claims: up to `most` that are no suspects, or one suspect. They take turns.
 -- The session remembers where its last full claim ended: the next one begins there and skips the dead rows before it.
--- At least once a second, and when there are too few messages behind that place, a claim reads from the beginning.
+-- At least once a second, and when there are too few messages behind that place, a claim reads from the beginning; also when
+-- that place is of the future, because the clock was set back.
 CREATE FUNCTION {schema_dot}"{prefix}find"(in_queue text, most integer, among uuid[], at bigint) RETURNS tid[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -163,7 +164,7 @@ BEGIN
     PERFORM set_config('millpond.turn', 'others', false);
     RETURN ARRAY[suspect];
   END IF;
-  IF place[1]::bigint > moment - 1000000 AND current_setting('millpond.queue', true) = '{channel} ' || in_queue THEN
+  IF place[1]::bigint BETWEEN moment - 1000000 AND moment AND current_setting('millpond.queue', true) = '{channel} ' || in_queue THEN
     moment := place[1]::bigint;
     place_lane := place[2]::integer;
   END IF;
@@ -244,7 +245,7 @@ BEGIN
   LOOP
     rows := {schema_dot}"{prefix}find"(v_queue, most, v_ids, at);
     IF cardinality(rows) < most AND (coalesce(current_setting('millpond.now', true), '') <> ''
-      OR coalesce(nullif(current_setting('millpond.reaped', true), ''), '0')::bigint < at - 1000000) THEN
+      OR coalesce(nullif(current_setting('millpond.reaped', true), ''), '0')::bigint NOT BETWEEN at - 1000000 AND at) THEN
       PERFORM set_config('millpond.reaped', at::text, false);
       IF {schema_dot}"{prefix}reap"() > 0 THEN
         rows := {schema_dot}"{prefix}find"(v_queue, most, v_ids, at);
