@@ -10,6 +10,8 @@ import re
 import traceback
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
+from types import TracebackType
 
 import msgspec
 
@@ -21,6 +23,7 @@ ERROR_IN_HISTORY = 500
 TRACEBACK_LIMIT = 4000
 """Maximum number of characters of one traceback: its end, where the error is."""
 _FINGERPRINTED = 300
+_WORKER = str(Path(__file__).parent / "worker")
 
 _VARIABLE = re.compile(
     r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}|\d+|'[^'\n]{0,200}'|\"[^\"\n]{0,200}\""
@@ -100,12 +103,20 @@ def fingerprint(reason: str | None, error: str | None) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+def trace_of_handler(error: BaseException) -> TracebackType | None:
+    """The trace of an error without the frames of the worker above the handler."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(_WORKER):
+        trace = trace.tb_next
+    return trace
+
+
 def traceback_text(error: BaseException) -> str | None:
     """The traceback of an error for storage; None if it has none, or cannot be formatted."""
     if error.__traceback__ is None:
         return None
     try:
-        text = "".join(traceback.format_exception(error, limit=-20, chain=True))
+        text = "".join(traceback.format_exception(type(error), error, trace_of_handler(error), limit=-20, chain=True))
     except KeyboardInterrupt:
         raise
     except BaseException:

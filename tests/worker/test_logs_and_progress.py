@@ -133,13 +133,14 @@ async def test_a_traceback_begins_with_the_handler(configured: Configure) -> Non
 
     out = configured()
     async with pond.testing(raise_errors=False) as test:
-        await pond.publish("a", 1)
-        await pond.publish("b", 1)
+        ids = [await pond.publish("a", 1), await pond.publish("b", 1)]
         await test.run()
-    text = out.getvalue()
-    assert text.count("ValueError: no carrier") == 2
-    assert "in ship\n" in text and "in ship_in_a_thread\n" in text
-    assert "attempt.py" not in text and "threads.py" not in text
+        rows = await (await pond.transport).operations.find(ids)
+    stored = "".join(row.failed_attempts[0].traceback or "" for row in rows)
+    for text in (out.getvalue(), stored):
+        assert text.count("ValueError: no carrier") == 2
+        assert "in ship\n" in text and "in ship_in_a_thread\n" in text
+        assert "handler_pool.py" not in text and "threads.py" not in text
 
 
 async def test_a_reason_is_logged_once(configured: Configure) -> None:

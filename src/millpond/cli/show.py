@@ -28,7 +28,7 @@ async def show(
     for name, value in shown.items():
         print(f"{name:16} {short(value, limit=10_000)}")
     for attempt in attempts:
-        took = f" after {attempt['took']:.3g} s" if "took" in attempt else ""
+        took = f" after {attempt['took']:.3f} s" if "took" in attempt else ""
         print(f"failed at        {attempt['ended_at']}{took}: {plain(attempt.get('error', ''))}")
         for line in attempt.get("traceback", "").splitlines():
             print(f"                 {plain(line)}")

@@ -6,10 +6,10 @@ They never contain a body or headers, which may hold secrets.
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from types import TracebackType
 
 from millpond.clock import seconds
+from millpond.failed_attempts import trace_of_handler
 from millpond.outcome import (
     Ack,
     GiveBack,
@@ -25,8 +25,6 @@ from millpond.outcome import (
 from millpond.worker.delivery import Delivery
 
 log = logging.getLogger("millpond.worker")
-
-_OURS = str(Path(__file__).parent)
 
 
 def log_fields(delivery: Delivery) -> dict[str, str]:
@@ -85,7 +83,4 @@ def exc_info_from_handler(
     error: BaseException,
 ) -> tuple[type[BaseException], BaseException, TracebackType | None]:
     """An error for the log, without the frames of the worker above the handler."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
-        trace = trace.tb_next
-    return type(error), error, trace
+    return type(error), error, trace_of_handler(error)
