@@ -100,12 +100,10 @@ def test_a_worker_in_python(server: tuple[str, str], tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_worker_in_node(server: tuple[str, str], tmp_path: Path) -> None:
-    if shutil.which("npm") is None:
+    if shutil.which("npm") is None and "CI" not in os.environ:
         pytest.skip("Node is not installed")
     install = ["npm", "install", "--no-audit", "--no-fund", "@grpc/grpc-js@1", "@grpc/proto-loader@0.8"]
-    installed = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
-    if installed.returncode != 0:
-        pytest.skip(f"npm cannot install: {installed.stderr[-300:]}")
+    subprocess.run(install, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=True)
     http, address = server
     publish(http, "node", 12)
     out = run(["node", str(EXAMPLES / "worker.mjs"), address, "node", str(PROTO)], tmp_path, COUNT="12")
