@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -180,3 +181,47 @@ async def test_a_text_that_the_driver_cannot_decode_fails_alone(shared_mariadb: 
         ids[7]: ("unreadable", None),
     }
     await store.close()
+
+
+async def test_a_message_that_is_not_read_in_time_keeps_its_body(postgres_url: str) -> None:
+    """The server's `statement_timeout` ends each try: that says nothing about the row, which may be read later."""
+    store: Any = await millpond.connect(postgres_url, migrate=True)
+    slow, *others = await publish(store, range(4))
+    await store.close()
+    with psycopg.connect(postgres_url, autocommit=True) as c:
+        columns = [name for (name,) in c.execute(_COLUMNS).fetchall()]
+        shown = ", ".join(_SLOW.format(slow=slow) if name == "payload" else f"b.{name}" for name in columns)
+        # STABLE: only a statement that reads the body calls it.
+        c.execute(f"CREATE FUNCTION slow_body() RETURNS bytea STABLE LANGUAGE plpgsql AS {_NEVER}")
+        c.execute("ALTER TABLE millpond_message RENAME TO behind")
+        c.execute(f"CREATE VIEW millpond_message AS SELECT {shown} FROM behind b")
+        c.execute(f"ALTER DATABASE {c.info.dbname} SET statement_timeout = '500ms'")
+    store = await millpond.connect(postgres_url)
+    found: set[Any] = set()
+
+    async def claim() -> int:
+        with contextlib.suppress(StoreError):
+            found.update(claim.receipt.id for claim in await store.claim(["q"], 100))
+        return len(found)
+
+    await until(lambda: _is(claim(), 3))
+    for _ in range(3):
+        await claim()
+    assert found == set(others)
+    assert await store.operations.archived("q") == []
+    with psycopg.connect(postgres_url, autocommit=True) as c:
+        c.execute("DROP VIEW millpond_message")
+        c.execute("ALTER TABLE behind RENAME TO millpond_message")
+    await until(lambda: _is(claim(), 4))
+    (row,) = await store.operations.find([slow])
+    assert (row.state, row.payload) == (State.PROCESSING, b"0")
+    await store.close()
+
+
+async def _is(number: Awaitable[int], wanted: int) -> bool:
+    return await number == wanted
+
+
+_NEVER = "$$ BEGIN PERFORM pg_sleep(600); END $$"
+_COLUMNS = "SELECT column_name FROM information_schema.columns WHERE table_name = 'millpond_message' ORDER BY 1"
+_SLOW = "CASE WHEN b.id = '{slow}' THEN slow_body() ELSE b.payload END AS payload"

@@ -1,7 +1,7 @@
 """Claims of a queue with a message that cannot be claimed: its row is corrupt, or a user's trigger refuses it.
 
 After the second error in a row messages are found without their bodies, and claimed by their ids: by halves, until the
-bad ones are alone. A message that cannot even be read is archived as FAILED, without its body.
+bad ones are alone. A message whose row is damaged, and so cannot even be read, is archived as FAILED, without its body.
 """
 
 from __future__ import annotations
@@ -113,7 +113,10 @@ class FailingClaims:
         except NOT_THE_ROWS:
             return
         except Exception as e:
-            error = short_error(describe(e.__cause__ or e))
+            cause = e.__cause__ or e
+            if not self._d.is_damage(cause):
+                return
+            error = short_error(describe(cause))
         try:
             archived = await self._runner.write(partial(self._archive, id_, error, await self._key(id_)))
         except Exception as e:
@@ -127,9 +130,9 @@ class FailingClaims:
         """Its key; None if that cannot be read either."""
         try:
             return await self._runner.read(partial(self._read_key, id_))
-        except NOT_THE_ROWS:
-            raise
-        except Exception:
+        except Exception as e:
+            if not self._d.is_damage(e.__cause__ or e):
+                raise
             return None
 
     def _read_key(self, id_: Any) -> Steps[str | None]:

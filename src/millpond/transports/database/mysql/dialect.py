@@ -306,9 +306,17 @@ class MysqlDialect(Dialect):
             return ErrorKind.LOST  # "Cancelled during execution", "Packet sequence number wrong": unusable
         return ErrorKind.OTHER if isinstance(error, asyncmy.errors.MySQLError) else ErrorKind.FOREIGN
 
+    def is_damage(self, error: BaseException) -> bool:
+        error = getattr(error, "orig", None) or error
+        if error.args and error.args[0] in _DAMAGE:
+            return True
+        return super().is_damage(error)
+
 
 # Out of range, wrong value, too long, invalid JSON, NULL, foreign key (two numbers), check (MySQL, MariaDB).
 _DATA = {1264, 1366, 1406, 3140, 1048, 1451, 1452, 3819, 4025}
+# An index or a table is corrupt.
+_DAMAGE = {1034, 1194, 1195, 1712, 1877}
 # Cannot connect, gone away, lost, shutdown, killed, too many connections, read-only (an old primary), idle for long.
 _LOST = {
     *(2002, 2003, 2006, 2013, 2014, 2055, 1053, 1040, 1077, 1079),

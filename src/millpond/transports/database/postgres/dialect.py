@@ -225,6 +225,13 @@ class PostgresDialect(Dialect):
             return ErrorKind.REFUSED if "authentication failed" in str(error) else ErrorKind.LOST
         return ErrorKind.OTHER if isinstance(error, asyncpg.InterfaceError) else ErrorKind.FOREIGN
 
+    def is_damage(self, error: BaseException) -> bool:
+        error = getattr(error, "orig", None) or error
+        state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+        if isinstance(state, str):
+            return state[:2] in ("XX", "22")  # internal errors, corrupted data among them; data exceptions
+        return super().is_damage(error)
+
 
 _SCHEMA = "millpond_schema"
 """Stands for the schema that the session's path names first, which is known when the text runs."""

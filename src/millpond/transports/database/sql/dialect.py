@@ -298,6 +298,10 @@ class Dialect(ABC):
     def error_kind(self, error: BaseException) -> ErrorKind:
         """The kind of a driver's exception."""
 
+    def is_damage(self, error: BaseException) -> bool:
+        """Whether a row cannot be read because its own bytes are wrong. Other causes, such as a timeout, may end."""
+        return isinstance(error, ValueError | TypeError)  # of the driver, which cannot convert a value
+
     def is_missing_table(self, error: BaseException) -> bool:
         return self.error_kind(error) is ErrorKind.UNMIGRATED
 

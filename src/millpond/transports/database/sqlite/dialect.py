@@ -114,5 +114,11 @@ class SqliteDialect(Dialect):
             return ErrorKind.DATA
         return ErrorKind.OTHER if isinstance(error, sqlite3.Error) else ErrorKind.FOREIGN
 
+    def is_damage(self, error: BaseException) -> bool:
+        if isinstance(error, sqlite3.Error):
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            return code == sqlite3.SQLITE_CORRUPT or str(error).startswith("Could not decode to UTF-8")
+        return super().is_damage(error)
+
 
 _DATA = {sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_CONSTRAINT}
