@@ -5,12 +5,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from millpond import Delivery, GiveBack, Message, Millpond, Nack, NackMessage, State
 from millpond.transports.database import store as store_module
+from millpond.transports.database.postgres.engine import PostgresEngine
 from tests.triggers import execute
 from tests.waiting import SOON, until
 from tests.worker.conftest import became, drained, on, working
@@ -195,6 +197,31 @@ async def test_a_message_without_a_notice_is_found_by_the_next_look(pond: Millpo
             )
             await asyncio.to_thread(execute, url, insert)
             await became(pond, id_, State.COMPLETED)
+
+
+@on("postgresql")
+async def test_notices_come_again_after_any_error_of_the_driver(
+    make_pond: Callable[..., Millpond], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them a message in a priority that is new to the worker would wait for the next poll."""
+    listen, failed = PostgresEngine._listen, asyncio.Event()
+
+    async def fail_once(self: PostgresEngine, *args: Any) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise EOFError
+        await listen(self, *args)
+
+    monkeypatch.setattr(PostgresEngine, "_listen", fail_once)
+    worker, publisher = make_pond(), make_pond()
+
+    @worker.subscriber("q", max_poll=NEVER)
+    async def handle(body: int) -> None: ...
+
+    async with working(worker):
+        await failed.wait()
+        await waits(worker)
+        await became(publisher, await publisher.publish("q", 1, priority=7), State.COMPLETED, within=60)
 
 
 @on("memory", "postgresql")

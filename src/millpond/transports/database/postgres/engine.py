@@ -85,7 +85,7 @@ class PostgresEngine:
         if self._pooler:
             return  # notifications to a session of the pooler do not reach us
         while True:
-            with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+            with contextlib.suppress(Exception):  # a driver that loses its connection may raise anything
                 await self._listen(channel, on_queue)
             await asyncio.sleep(_LISTEN_AGAIN)
 
