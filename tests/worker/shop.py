@@ -8,6 +8,9 @@ import sys
 import textwrap
 from pathlib import Path
 
+from tests.triggers import execute
+from tests.waiting import until
+
 
 class Shop:
     """An application in a folder, its worker processes, and the notes of its handlers."""
@@ -58,3 +61,13 @@ class Shop:
         for pid in self.workers():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+async def observing(url: str, workers: int) -> None:
+    """Wait until these workers have observed each other for some seconds: then they judge a silent one soon."""
+
+    def beats() -> dict[int, int]:
+        return dict(execute(url, "SELECT id, beats FROM millpond_worker"))
+
+    first = await until(lambda: found if len(found := beats()) == workers else None)
+    await until(lambda: all(number >= first[worker] + 8 for worker, number in beats().items()), every=0.1)

@@ -20,7 +20,7 @@ from millpond.cli import run_command as command
 from tests.triggers import execute
 from tests.waiting import SOON, ended, is_alive, until
 from tests.worker.conftest import counts, drained, on, row
-from tests.worker.shop import Shop
+from tests.worker.shop import Shop, observing
 
 APP = """
 import asyncio, logging, os, threading, time
@@ -145,16 +145,17 @@ async def test_a_kill_after_sigterm_is_no_crash_although_the_event_loop_is_block
     process = shop.start("shop", "--queues", "block")
     await pond.publish("block", 1)
     await until(lambda: ["blocks", "1", "0"] in shop.notes)
+    other = shop.start("shop", "--queues", "block")
+    await observing(shop.url, 2)
     process.terminate()
-    await until(lambda: execute(shop.url, "SELECT stopping FROM millpond_worker") == [(1,)])
+    await until(lambda: execute(shop.url, "SELECT max(stopping) FROM millpond_worker") == [(1,)])
     assert "stopping:" not in shop.stderr
+    (shop.folder / "open").touch()
     process.kill()
     await ended(process)
-    (shop.folder / "open").touch()
-    process = shop.start("shop", "--queues", "block")
     await until(lambda: ["blocks", "2", "0"] in shop.notes)
-    process.terminate()
-    assert await ended(process) == 0, shop.stderr
+    other.terminate()
+    assert await ended(other) == 0, shop.stderr
     assert await counts(pond, "block") == {State.COMPLETED: 1}
 
 
@@ -451,7 +452,7 @@ async def test_a_stuck_worker_is_not_ready_and_may_end(pond: Millpond, shop: Sho
         pond = Millpond({url!r})
 
 
-        @pond.subscriber("hang", max_workers=1, timeout=0.2, lease=6)
+        @pond.subscriber("hang", max_workers=1, timeout=0.2, lease=3)
         def hang(body: int):
             time.sleep(1000)
         """,

@@ -19,6 +19,7 @@ from tests.worker.conftest import became, drained, on, working
 
 NEVER = 3600.0
 """A poll interval longer than any test."""
+MORE_CASES = [(True, 0.0), (False, 0.5), (False, 2.0), (True, 2.0)]
 
 
 async def waits(pond: Millpond) -> None:
@@ -87,10 +88,12 @@ async def test_a_resumed_queue_is_handled_at_once(pond: Millpond) -> None:
 
 
 @on("sqlite", "mariadb", "postgresql")
-@pytest.mark.parametrize("delay", [0.0, 0.5, 2.0])
-@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(
+    ("known", "delay"),
+    [(False, 0.0), (True, 0.5), *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_CASES)],
+)
 async def test_a_message_of_another_process_needs_no_poll(
-    make_pond: Callable[..., Millpond], delay: float, known: bool
+    make_pond: Callable[..., Millpond], known: bool, delay: float
 ) -> None:
     """Due now or later, in a priority that the worker has seen or not. Without a poll it would wait for an hour."""
     worker, publisher = make_pond(), make_pond()
@@ -116,9 +119,9 @@ async def test_a_message_that_falls_due_between_a_claim_and_a_wait_is_due_now(
     await store.publish([Message(queue="q", payload=b"0")])
     assert len(await store.claim(["q"])) == 1
     began = time.monotonic()
-    await other.publish([Message(queue="q", payload=b"1", delay=2)])
+    await other.publish([Message(queue="q", payload=b"1", delay=1)])
     assert await store.claim(["q"]) == []
-    await asyncio.sleep(began + 2.2 - time.monotonic())
+    await asyncio.sleep(began + 1.2 - time.monotonic())
     async with asyncio.timeout(SOON):
         await store.wait(["q"], NEVER)
     assert len(await store.claim(["q"])) == 1
@@ -131,7 +134,7 @@ from millpond import Millpond
 async def main() -> None:
     async with Millpond(sys.argv[1]) as pond:
         for n in range(9):
-            await pond.publish("q", n, delay=n / 4)
+            await pond.publish("q", n, delay=n / 8)
 
 asyncio.run(main())
 """
@@ -156,7 +159,7 @@ async def test_messages_that_another_process_schedules_are_on_time(pond: Millpon
 
 
 @on("sqlite", "mariadb", "postgresql")
-@pytest.mark.parametrize("delay", [None, 0.0, 0.3, 2.0])
+@pytest.mark.parametrize("delay", [None, 0.3, *(pytest.param(delay, marks=pytest.mark.slow) for delay in (0.0, 2.0))])
 async def test_a_retry_of_another_process_needs_no_poll(
     make_pond: Callable[..., Millpond], delay: float | None
 ) -> None:
