@@ -388,12 +388,13 @@ while (run := read(file)) is not None:
 
 
 @on("sqlite")
+@pytest.mark.parametrize(("most", "each"), [(4, 2), (1, 1)])
 async def test_subscribers_share_the_child_processes_evenly(
-    pond: Millpond, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pond: Millpond, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, each: int
 ) -> None:
-    """More suspects wait for a free one."""
+    """More suspects wait for a free one. Each subscriber has one at least."""
     assert worker_module.MOST_CHILDREN == 10
-    monkeypatch.setattr(worker_module, "MOST_CHILDREN", 4)
+    monkeypatch.setattr(worker_module, "MOST_CHILDREN", most)
     monkeypatch.chdir(tmp_path)
 
     async def handle(body: str) -> None: ...
@@ -405,9 +406,9 @@ async def test_subscribers_share_the_child_processes_evenly(
     async with working(pond, child_command=[sys.executable, "-c", WAITING_CHILD]):
         assert pond.worker is not None
         loops = pond.worker._suspect_loops
-        await until(lambda: [sum(child.started for child in loop._running.values()) for loop in loops] == [2, 2])
+        await until(lambda: [sum(child.started for child in loop._running.values()) for loop in loops] == [each] * 2)
         for queue in ("a", "b"):
-            assert await counts(pond, queue) == {State.PROCESSING: 2, State.PENDING: 1}
+            assert await counts(pond, queue) == {State.PROCESSING: each, State.PENDING: 3 - each}
         (tmp_path / "released").touch()
         for queue in ("a", "b"):
             assert await drained(pond, queue) == {State.COMPLETED: 3}
