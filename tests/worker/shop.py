@@ -54,6 +54,7 @@ class Shop:
         return [int(note[1]) for note in self.notes if note[0] == "started"]
 
     def close(self) -> None:
+        print(self.notes, self.stderr, sep="\n")  # pytest shows it if the test has failed
         for process in self._processes:
             if process.poll() is None:
                 process.kill()

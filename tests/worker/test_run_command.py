@@ -120,7 +120,7 @@ async def test_a_second_signal_interrupts(pond: Millpond, shop: Shop) -> None:
     assert (found.state, found.deliveries, found.attempts) == (State.PENDING, 1, 0)
 
 
-@pytest.mark.slow_on_servers
+@pytest.mark.slow
 @on("sqlite", "postgresql", "mariadb")
 async def test_a_long_job_survives_deploys(pond: Millpond, shop: Shop) -> None:
     """Three orderly stops interrupt it. They are no crashes: it is no suspect, and the fourth worker completes it."""
@@ -139,7 +139,17 @@ async def test_a_long_job_survives_deploys(pond: Millpond, shop: Shop) -> None:
     assert len(shop.workers()) == 4, "no child process was started"
 
 
-@pytest.mark.slow_on_servers
+@on("sqlite")
+async def test_sigterm_is_recorded_although_the_event_loop_is_blocked(pond: Millpond, shop: Shop) -> None:
+    process = shop.start("shop", "--queues", "block")
+    await pond.publish("block", 1)
+    await until(lambda: ["blocks", "1", "0"] in shop.notes)
+    process.terminate()
+    await until(lambda: execute(shop.url, "SELECT stopping FROM millpond_worker") == [(1,)])
+    assert "stopping:" not in shop.stderr
+
+
+@pytest.mark.slow
 @on("sqlite", "postgresql", "mariadb")
 async def test_a_kill_after_sigterm_is_no_crash_although_the_event_loop_is_blocked(pond: Millpond, shop: Shop) -> None:
     process = shop.start("shop", "--queues", "block")
@@ -171,7 +181,7 @@ async def test_a_thread_that_hangs_does_not_keep_the_process(pond: Millpond, sho
     assert "left behind" in shop.stderr
 
 
-@pytest.mark.slow_on_servers
+@pytest.mark.slow
 @both
 async def test_two_workers_one_killed(pond: Millpond, shop: Shop) -> None:
     """The worker is restarted; its messages are given back in about two seconds, and none is lost."""

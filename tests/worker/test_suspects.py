@@ -176,15 +176,26 @@ async def test_slow_suspects_delay_no_other_message(pond: Millpond, shop: Shop) 
 @databases
 async def test_the_death_of_the_worker_ends_its_children(pond: Millpond, shop: Shop) -> None:
     """Also that of a child that holds the interpreter's lock."""
-    waiting, hanging = await suspect(pond, "b", "waits"), await suspect(pond, "c", "hang")
+    for queue, body in (("b", "waits"), ("c", "hang")):
+        await suspect(pond, queue, body)
     process = shop.start("shop", "--queues", "b,c")
     await until(lambda: {"waits", "hang"} <= {note[0] for note in shop.notes})
     children = shop.workers()[1:]
+    process.kill()
+    await ended(process)
+    await until(lambda: not any(is_alive(child) for child in children))
+
+
+@pytest.mark.slow
+@databases
+async def test_the_death_of_the_worker_fails_no_suspect(pond: Millpond, shop: Shop) -> None:
+    waiting, hanging = await suspect(pond, "b", "waits"), await suspect(pond, "c", "hang")
+    process = shop.start("shop", "--queues", "b,c")
+    await until(lambda: {"waits", "hang"} <= {note[0] for note in shop.notes})
     following = shop.start("shop", "--queues", "b")
     await observing(shop.url, 2)
     process.kill()
     await ended(process)
-    await until(lambda: not any(is_alive(child) for child in children))
     (shop.folder / "open").touch()
     done = await became(pond, waiting, State.COMPLETED)
     assert done.deliveries == 4, "the death counts as a crash, and fails no message"
@@ -252,6 +263,7 @@ async def test_until_idle_runs_suspects_too(pond: Millpond, shop: Shop) -> None:
     assert len(shop.workers()) == 1 + 1, "one child ran them one after the other"
 
 
+@pytest.mark.slow
 @on("sqlite")
 async def test_without_children_suspects_wait_and_other_messages_do_not(pond: Millpond, shop: Shop) -> None:
     (shop.folder / "no children").touch()
