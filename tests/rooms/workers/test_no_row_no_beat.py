@@ -5,12 +5,14 @@ Programs without a worker judge here. The judgement of workers about each other 
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from millpond import Ack, ManualClock, Message
 from millpond.clock import SECOND
+from millpond.transports.database.workers import doubted_workers
 from tests.rooms.workers.conftest import Connect, SteppedClock
 from tests.rooms.workers.test_held import LEASE, held
 from tests.triggers import execute
@@ -19,6 +21,11 @@ PATIENT = 11
 """Seconds, a little more than a silence that raises a doubt, and than the time after its confirmation."""
 DOUBTED = (PATIENT, LEASE + 1, LEASE + 1)
 """Times until the doubt, its confirmation, and the release of messages of a worker that died after its first claim."""
+
+
+@pytest.fixture(autouse=True)
+def no_last_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doubted_workers, "_LAST_WAIT", 0.0)
 
 
 async def test_a_program_without_a_worker_gives_back_after_a_doubt_of_a_lease(
@@ -71,6 +78,28 @@ async def test_two_outages_take_nothing_from_a_living_worker(store: Any, connect
     assert await store.settle([Ack(claim.receipt) for claim in claims]) == []
 
 
+async def test_a_third_outage_takes_nothing_from_a_worker_that_finds_the_database_soon(
+    store: Any, connect: Connect, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program is first again, and its last step waits for a beat."""
+    presence = await store.workers.join()
+    claims = await held(store)
+    await presence.beat()
+    for outage in (PATIENT, LEASE + 1):
+        clock.advance(outage)
+        assert await (await connect()).claim(["q"], 9) == []
+    clock.advance(PATIENT)
+    beaten: list[bool] = []
+
+    async def wait(seconds: float) -> None:
+        beaten.append(await presence.beat())
+
+    monkeypatch.setattr(doubted_workers, "asyncio", SimpleNamespace(sleep=wait))
+    assert await (await connect()).claim(["q"], 9) == []
+    assert beaten == [True]
+    assert await store.settle([Ack(claim.receipt) for claim in claims]) == []
+
+
 async def test_a_worker_that_ends_at_once_records_doubts_too(store: Any, connect: Connect, clock: ManualClock) -> None:
     """As `millpond run --until-idle` does when nothing is due."""
     await store.workers.join()
@@ -85,12 +114,16 @@ async def test_a_worker_that_ends_at_once_records_doubts_too(store: Any, connect
 
 
 async def test_a_silent_worker_without_messages_is_forgotten(
-    url: str, store: Any, connect: Connect, clock: ManualClock
+    url: str, store: Any, connect: Connect, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.workers.join()
     await held(store)
     other = await connect()
-    for seconds in (*DOUBTED, 3600):
+    for seconds in DOUBTED:
+        clock.advance(seconds)
+        await other.workers.reap()
+    monkeypatch.setattr(doubted_workers, "_LAST_WAIT", 3600.0)  # it holds nothing: no reap waits for it
+    for seconds in (1, 3600):
         assert execute(url, "SELECT count(*) FROM millpond_worker") == [(1,)]
         clock.advance(seconds)
         await other.workers.reap()

@@ -6,11 +6,12 @@ records its doubt. After a lease another one confirms it, and after ten seconds 
 next beat of the worker removes all this.
 
 Without the confirmation two outages would do: a reaper may find the database before a living worker does, once after
-each of them.
+each of them. The same may happen after a third one: therefore the last reaper waits for a beat before it gives back.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ from millpond.transports.database.workers.release import forget_silent, held_ids
 
 _PATIENT_US = 10 * SECOND
 """Silence that raises a doubt, and time between its confirmation and the release."""
+_LAST_WAIT = 1.5
+"""Seconds for which the release waits for a beat. A living worker that finds the database again beats at once."""
 _FORGET_US = 3600 * SECOND
 """Time of doubt after which a worker that holds no message is forgotten."""
 
@@ -66,6 +69,8 @@ async def reap_doubted(runner: Runner, refused: RefusedRows, me: int) -> int:
     d, now = runner.dialect, runner.now()
     total = 0
     errors = FirstError()
+    holders: list[tuple[Doubted, int]] = []
+    """Workers that hold messages to be released, and the least time of their silence."""
     for worker in await runner.read(partial(_silent, d, me, now)):
         with errors:
             if worker.age is None:
@@ -74,11 +79,17 @@ async def reap_doubted(runner: Runner, refused: RefusedRows, me: int) -> int:
                 if worker.age > max(worker.lease, _PATIENT_US):
                     await runner.write(partial(_write, d, _CONFIRM, worker, now))
             elif worker.age >= _PATIENT_US:
-                doubted = worker.lease + worker.age  # at least
-                total += await _release_held(runner, refused, worker.id, worker.beats, doubted)
-                if doubted > _FORGET_US:
+                doubted = worker.lease + worker.age
+                if await runner.read(partial(held_ids, d, worker.id, doubted, 1)):
+                    holders.append((worker, doubted))
+                elif doubted > _FORGET_US:
                     await runner.engine.discard(worker.id)
                     await runner.write(partial(forget_silent, d, worker.id, worker.beats))
+    if holders:
+        await asyncio.sleep(_LAST_WAIT)
+    for worker, doubted in holders:
+        with errors:
+            total += await _release_held(runner, refused, worker.id, worker.beats, doubted)
     return errors.count(total)
 
 
