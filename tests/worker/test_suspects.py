@@ -217,6 +217,7 @@ async def test_a_stop_gives_a_suspect_back(pond: Millpond, shop: Shop) -> None:
     for id_ in ids:
         found = await row(pond, id_)
         assert (found.state, found.deliveries, found.attempts, found.crashes) == (State.PENDING, 3, 0, 2)
+    assert "killed because it hung; this is no crash" in shop.stderr and "crash 3" not in shop.stderr
     assert not any(is_alive(pid) for pid in shop.workers())
 
 

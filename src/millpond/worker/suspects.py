@@ -244,8 +244,9 @@ class SuspectLoop:
         """The child has ended. `alone`: no other message has ever run in it."""
         s, receipt, crashes = self._pool.of(delivery.queue), delivery.claim.receipt, delivery.claim.crashes + 1
         outcome: Outcome
+        counts = f"crash {crashes}"
         if self._stopping.is_set() or delivery.cancelled is not None:
-            outcome = GiveBack(receipt, delivered=True)
+            outcome, counts = GiveBack(receipt, delivered=True), "this is no crash"
         elif alone and s.max_crashes is not None and crashes >= s.max_crashes:
             error = f"its process ended while it ran alone there: {how}; crash {crashes} (limit {s.max_crashes})"
             outcome = Reject(receipt, "max_crashes", error, keep=s.keep_rejected, attempted=False)
@@ -253,8 +254,8 @@ class SuspectLoop:
             outcome = GiveBack(receipt, crashed=True, delay=crash_delay(crashes))
         if self._settle_open(delivery, outcome):
             what = "FAILED" if isinstance(outcome, Reject) else "given back"
-            text = "message %s %s: its child process ended, %s; crash %d"
-            log.error(text, delivery.id, what, how, crashes, extra=log_fields(delivery))
+            text = "message %s %s: its child process ended, %s; %s"
+            log.error(text, delivery.id, what, how, counts, extra=log_fields(delivery))
 
     def _settle_open(self, delivery: Delivery, outcome: Outcome) -> bool:
         """Settle a message on which neither its handler nor the worker has decided."""
