@@ -9,7 +9,7 @@ Intervals count from 1970 in UTC, so every process computes the same times.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import msgspec
@@ -27,6 +27,8 @@ MISSED_AFTER = 60 * SECOND
 CATCH_UP = 1000
 """Maximum number of missed times that are published in one transaction."""
 _EVERY = "every "
+_AROUND = timedelta(hours=26)
+"""Longer than the largest change of a clock: a day was skipped in Samoa."""
 
 
 class Periodic(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,33 +142,68 @@ class _Interval:
 
 
 class _Cron:
+    """The parser finds times of the wall clock, without a zone: its own steps assume changes of and at whole hours."""
+
     def __init__(self, expression: str, zone: ZoneInfo) -> None:
         from cronsim import CronSim, CronSimError  # imported only by programs with a cron expression
 
         self._expression, self._zone, self._sim = expression, zone, CronSim
         try:
-            CronSim(expression, datetime(2026, 1, 1, tzinfo=zone))
+            CronSim(expression, datetime(2026, 1, 1))
         except CronSimError as e:
             raise InvalidOption(f"the cron expression {expression!r} is not valid: {e}") from None
+        fields = expression.split()
+        self._fixed = len(fields) == 5 and not any(field.startswith("*") for field in fields[:2])
 
     def after(self, us: int) -> int:
-        return next(time for time in self._times(us, reverse=False) if time > us)
+        best: int | None = None
+        for wall in self._walls(us, reverse=False):
+            times = self._times_at(wall)
+            best = min((time for time in (*times, best) if time is not None and time > us), default=None)
+            if best is not None and times and times[0] >= best:  # later walls have later first times
+                return best
+        raise AssertionError("unreachable: `_walls` ends with an error")
 
     def until(self, us: int) -> int:
-        for begin in self._times(us // SECOND * SECOND + SECOND, reverse=True):
-            # The last of the times that `after` finds: backward the hour that occurs twice has other ones.
-            following, last = self.after(begin - SECOND), None
-            while following <= us:
-                following, last = self.after(following), following
-            if last is not None:
-                return last
-        raise AssertionError("unreachable: `_times` ends with an error")
+        best: int | None = None
+        for wall in self._walls(us, reverse=True):
+            times = self._times_at(wall)
+            best = max((time for time in (*times, best) if time is not None and time <= us), default=None)
+            if best is not None and times and times[-1] <= best:  # earlier walls have earlier last times
+                return best
+        raise AssertionError("unreachable: `_walls` ends with an error")
 
-    def _times(self, us: int, *, reverse: bool) -> Iterator[int]:
-        """Times from this one on. In the hour that occurs twice the first ones may lie on its other side."""
-        for found in self._sim(self._expression, as_datetime(us).astimezone(self._zone), reverse=reverse):
-            yield time_us(found, "schedule")
+    def _walls(self, us: int, *, reverse: bool) -> Iterator[datetime]:
+        """Wall clocks that match, from that of `us` on. Near a change they begin before it, where hours occur twice."""
+        at = as_datetime(us)
+        offsets = [self._offset(at + away) for away in (-_AROUND, timedelta(), _AROUND)]
+        margin = max(offsets) - min(offsets) + timedelta(seconds=1)
+        wall = (at + offsets[1]).replace(tzinfo=None, microsecond=0)
+        yield from self._sim(self._expression, wall + margin if reverse else wall - margin, reverse=reverse)
         raise InvalidOption(f"the cron expression {self._expression!r} has no time within 50 years")
+
+    def _times_at(self, wall: datetime) -> list[int]:
+        """The times at which the clock shows this: none if it is skipped, two if it occurs twice."""
+        first, second = (time_us(wall.replace(tzinfo=self._zone, fold=fold), "schedule") for fold in (0, 1))
+        if first == second or (first < second and self._fixed):
+            return [first]
+        if first < second:
+            return [first, second]
+        return [self._change(second, first)] if self._fixed else []
+
+    def _change(self, before: int, after: int) -> int:
+        """The time between these at which the clock changes."""
+        offset = self._offset(as_datetime(after))
+        while after - before > SECOND:
+            middle = (before + after) // 2 // SECOND * SECOND
+            if self._offset(as_datetime(middle)) == offset:
+                after = middle
+            else:
+                before = middle
+        return after
+
+    def _offset(self, at: datetime) -> timedelta:
+        return at.astimezone(self._zone).utcoffset() or timedelta()
 
 
 def _zone(name: str) -> ZoneInfo:

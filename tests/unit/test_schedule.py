@@ -1,6 +1,8 @@
 """Times of schedules: cron expressions in time zones, daylight-saving changes, intervals, missed times."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -9,6 +11,9 @@ import pytest
 from millpond.clock import as_datetime, time_us
 from millpond.errors import InvalidOption, InvalidQueue
 from millpond.schedule import Periodic, PeriodicRow, due_times, every, times_of
+
+MINUTE = 60_000_000
+HOUR = 60 * MINUTE
 
 
 def utc(text: str) -> int:
@@ -72,6 +77,60 @@ def test_a_star_in_minute_or_hour_means_real_minutes(schedule: str, spring: list
     for day, begin, expected in (("29", "2026-03-28T23:00", spring), ("25", "2026-10-24T22:00", autumn)):
         found = [text[3:] for text in series(schedule, "Europe/Berlin", begin, 8) if text.startswith(day)]
         assert [time for time in found if time < "04"] == expected
+
+
+@pytest.mark.parametrize("schedule", ["*/7 */3 * * *", "*/30 2-3 * * *", "* 4 * * *", "15,50 2-4 * * *", "40 3 * * *"])
+@pytest.mark.parametrize(
+    ("zone", "change"),
+    [
+        ("Pacific/Chatham", "2026-04-04T14:00"),  # 03:45 becomes 02:45: the parser's own steps never ended here
+        ("Pacific/Chatham", "2026-09-26T14:00"),  # 02:45 becomes 03:45
+        ("Australia/Lord_Howe", "2026-04-04T15:00"),  # by half an hour
+        ("Australia/Lord_Howe", "2026-10-03T15:30"),
+        ("Antarctica/Troll", "2026-03-29T01:00"),  # by two hours
+        ("Asia/Gaza", "2011-03-31T22:01"),  # at one minute past midnight
+        ("Pacific/Apia", "2011-12-30T10:00"),  # by a day
+        ("Europe/Berlin", "2026-10-25T01:00"),
+        ("UTC", "2026-10-25T01:00"),
+    ],
+)
+def test_times_near_a_change_are_those_that_the_clock_shows(schedule: str, zone: str, change: str) -> None:
+    """Compared with every real minute of 12 hours before and after."""
+    middle = utc(change)
+    minutes = range(middle - 12 * HOUR, middle + 12 * HOUR, MINUTE)
+    expected = shown(schedule, ZoneInfo(zone), minutes)
+    times = times_of(schedule, zone)
+    at, found = minutes[0] - 1, []
+    while (at := times.after(at)) <= minutes[-1]:
+        found.append(at)
+    assert found == expected
+    for before, following in pairwise(expected):
+        for between in (before, following - 1):
+            assert (times.until(between), times.after(between)) == (before, following)
+
+
+def shown(schedule: str, zone: ZoneInfo, minutes: Iterable[int]) -> list[int]:
+    """Minutes at which the clock shows a time of the schedule. Its fields are lists, ranges and steps."""
+    allowed = [numbers(field, size) for field, size in zip(schedule.split(), (60, 24), strict=False)]
+    fixed = "*" not in "".join(schedule.split()[:2])
+    found, last = [], None
+    for minute in minutes:
+        clock = as_datetime(minute).astimezone(zone)
+        skipped, wall = [], clock.replace(tzinfo=None)
+        while fixed and last is not None and (last := last + timedelta(minutes=1)) < wall:
+            skipped.append(last)
+        walls = skipped if fixed and clock.fold else [*skipped, wall]
+        if any(one.minute in allowed[0] and one.hour in allowed[1] for one in walls):
+            found.append(minute)
+        last = wall
+    return found
+
+
+def numbers(field: str, size: int) -> set[int]:
+    if field.startswith("*"):
+        return set(range(0, size, int(field[2:] or 1)))
+    ends = [[int(end) for end in part.split("-")] for part in field.split(",")]
+    return {number for part in ends for number in range(part[0], part[-1] + 1)}
 
 
 def test_an_interval_counts_from_1970_and_knows_no_time_zone() -> None:
