@@ -99,6 +99,29 @@ async def test_a_new_schedule_begins_now(transport: Transport, clock: ManualCloc
     assert await times(transport) == []
 
 
+@pytest.mark.parametrize("worker_ran", [True, False])
+async def test_a_clock_that_was_set_back_stops_no_schedule(
+    connect: Connect, clock: ManualClock, worker_ran: bool
+) -> None:
+    """The database was a year ahead for a while, and the next time is in that year."""
+    handle = await connect()
+    await handle.periodic.declare([HOURLY])
+    clock.advance(3600)
+    await handle.periodic.publish_due()
+    right = clock.now()
+    clock.advance(timedelta(days=365))
+    await handle.periodic.publish_due()
+    clock._now = right
+    if not worker_ran:
+        handle = await connect()
+    assert await handle.periodic.publish_due() == 0  # corrected: the next call begins with the right time
+    assert await handle.periodic.publish_due() == 3600
+    clock.advance(3600)
+    await handle.periodic.publish_due()
+    clock.advance(timedelta(days=365))  # due are all that were published: 01:00, 01:00 of the other year, and 02:00
+    assert await times(handle) == ["01:00", "02:00", "01:00"]
+
+
 async def test_a_schedule_that_this_machine_cannot_compute_delays_no_other(
     transport: Transport, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,7 +16,7 @@ from millpond.clock import SECOND, as_datetime, utc_text
 from millpond.errors import DataRefused, InvalidOption, StoreError
 from millpond.ids import id_from
 from millpond.message import Draft, decode_headers
-from millpond.schedule import Missed, Periodic, PeriodicRow, due_times, stored, times_of
+from millpond.schedule import MISSED_AFTER, Missed, Periodic, PeriodicRow, due_times, stored, times_of
 from millpond.transports.database.messages.hints import Hints
 from millpond.transports.database.messages.publish import insert_drafts
 from millpond.transports.database.runner import Room, Runner, read, write
@@ -49,6 +49,8 @@ _DUE = f"{_SELECT} WHERE paused = 0 AND next_at <= :at ORDER BY next_at, name LI
 _DONE = "UPDATE {periodic} SET next_at = :next_at, last_at = coalesce(:last_at, last_at) WHERE name = :name"
 _DUE_ALONE = f"{_SELECT} WHERE name = :name AND paused = 0 AND next_at <= :at {{locked}}"
 _DUE_NAMES = "SELECT name FROM {periodic} WHERE paused = 0 AND next_at <= :at ORDER BY next_at, name LIMIT :limit"
+_WAITING = f"{_SELECT} WHERE paused = 0 AND next_at > :at ORDER BY name"
+_EARLIER = "UPDATE {periodic} SET next_at = :next_at WHERE name = :name AND next_at = :before"
 _NEXT = "SELECT name, next_at FROM {periodic} WHERE paused = 0 ORDER BY next_at, name LIMIT :limit"
 _AT_ONCE = 100
 """Maximum number of schedules that one transaction publishes."""
@@ -64,6 +66,8 @@ class DatabasePeriodic(Room):
         """Names of schedules that this process cannot compute, such as one in a time zone that its machine lacks."""
         self._refused: list[str] = []
         """Names of schedules whose messages the database refused. The first is tried again, then the others."""
+        self._published_at: int | None = None
+        """The database's time of the last `publish_due`."""
 
     async def declare(self, periodics: Sequence[Periodic]) -> None:
         if periodics:
@@ -151,9 +155,14 @@ class DatabasePeriodic(Room):
         return await self._publish(None)
 
     async def _publish(self, name: str | None) -> float | None:
-        wait, drafts = await self._publish_due(name)
+        at, wait, drafts = await self._publish_due(name)
         if drafts:
             self._hints.published(drafts)
+        # Also at the first time: the step may have happened while no worker ran.
+        was_set_back = self._published_at is None or at < self._published_at - MISSED_AFTER
+        if was_set_back and await self._follow_clock():
+            wait = 0.0
+        self._published_at = at
         return wait
 
     async def _publish_alone(self, name: str) -> bool:
@@ -178,8 +187,26 @@ class DatabasePeriodic(Room):
         return [name for (name,) in rows if name not in self._refused]
 
     @write
-    def _publish_due(self, alone: str | None) -> Steps[tuple[float | None, list[Draft]]]:
-        """`alone`: publish this one only; None: all but those that were refused."""
+    def _follow_clock(self) -> Steps[int]:
+        """Correct next times that were computed before the database's clock was set back; returns their number."""
+        d = self.d
+        at = (yield Query(d.sql(NOW), {"now": self.now}))[0][0]
+        record = yield from lock_if_shard(d)
+        count = 0
+        for values in (yield Query(d.sql(_WAITING), {"at": at})):
+            try:
+                row = _row(values)
+                next_at = times_of(row.periodic.schedule, row.periodic.timezone).after(at)
+            except Exception:  # it is logged when it is due
+                continue
+            if next_at < row.next_us and (record is None or record.owns(row.periodic.name)):
+                yield Query(d.sql(_EARLIER), {"name": row.periodic.name, "next_at": next_at, "before": row.next_us})
+                count += 1
+        return count
+
+    @write
+    def _publish_due(self, alone: str | None) -> Steps[tuple[int, float | None, list[Draft]]]:
+        """(database's time, seconds until the next time, published). `alone`: this one; None: all but refused ones."""
         d = self.d
         drafts: list[Draft] = []
         unreadable: set[str] = set()
@@ -187,7 +214,7 @@ class DatabasePeriodic(Room):
         at = (yield Query(d.sql(NOW), {"now": self.now}))[0][0]
         first = yield Query(d.sql(_NEXT), {"limit": 1})
         if not first or first[0][1] > at:
-            return (first[0][1] - at) / SECOND if first else None, []
+            return at, (first[0][1] - at) / SECOND if first else None, []
         # Before rows of schedules: other transactions lock them in this order too.
         record = yield from lock_if_shard(d)
         keyed = record is not None and len(record.map.shards) > 1
@@ -228,10 +255,10 @@ class DatabasePeriodic(Room):
         nexts = yield Query(d.sql(_NEXT), {"limit": 1 + len(unreadable)})
         next_us = min((next_at for name, next_at in nexts if name not in unreadable), default=None)
         if next_us is None:
-            return None, drafts
+            return at, None, drafts
         if next_us <= at and not found_any:
-            return _LOCKED_FOR, drafts
-        return max(next_us - at, 0) / SECOND, drafts
+            return at, _LOCKED_FOR, drafts
+        return at, max(next_us - at, 0) / SECOND, drafts
 
 
 def _may_concern_one(error: StoreError) -> bool:
