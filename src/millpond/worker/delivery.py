@@ -15,7 +15,7 @@ from millpond.clock import Seconds, micros
 from millpond.errors import LeaseLost, MillpondError
 from millpond.loop import running_loop
 from millpond.message import Claim, Message, Receipt
-from millpond.outcome import Ack, GiveBack, Outcome, Reject
+from millpond.outcome import Ack, GiveBack, Outcome, Raised, Reject, Returned
 from millpond.redaction import Redact
 from millpond.seam.transactions import Transactions
 from millpond.seam.transport import Transport
@@ -85,6 +85,8 @@ class Delivery(msgspec.Struct, eq=False):
     check this, because a thread cannot be ended from outside."""
     cancelled: str | None = None
     """The reason, if an operator cancels this message while it runs."""
+    result: Returned | Raised | None = None
+    """The result of the handler, from its end on while its middleware ends: an interruption no longer changes it."""
     concluded: bool = False
     """The worker has settled the delivery; a later decision by a thread or task is refused."""
 

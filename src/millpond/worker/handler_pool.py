@@ -28,7 +28,7 @@ from weakref import getweakrefcount
 
 from millpond.clock import Seconds, monotonic, seconds
 from millpond.message import Claim, Receipt
-from millpond.outcome import AckPolicy, Outcome
+from millpond.outcome import AckPolicy, Outcome, Raised
 from millpond.redaction import Redact
 from millpond.seam.transport import Transport
 from millpond.worker.delivery import Delivery, current, in_batch
@@ -452,7 +452,7 @@ class HandlerPool:
         except KeyboardInterrupt:
             raise
         except BaseException as e:
-            self._settle_raised(slot, e)
+            self._settle_ended(slot, e)
         else:
             self._run_queue.wake_more()
             return self._finish(slot, RemainingSteps(coroutine, context, future))
@@ -491,14 +491,22 @@ class HandlerPool:
             if self._torn_down and slot.interrupted is None and isinstance(e, asyncio.CancelledError):
                 raise
             error = e
-        if slot.interrupted is not None:  # in any case, however the handler reacted
+        ended_before = bool(slot.deliveries) and slot.deliveries[0].result is not None
+        if slot.interrupted is not None and not ended_before:  # in any case, however the handler reacted
             await self._settle_interrupted(slot)
-        elif error is None:
-            self._results.settle_returned(slot.deliveries)
-        else:
-            self._settle_raised(slot, error)
+            return
+        if slot.interrupted is not None:
+            log.error("the middleware of %s was interrupted after its handler had ended", self.subscription.name)
+        self._settle_ended(slot, error)
 
-    def _settle_raised(self, slot: HandlerSlot, error: BaseException) -> None:
+    def _settle_ended(self, slot: HandlerSlot, error: BaseException | None) -> None:
+        """`error`: of the call. With middleware the handler's own result counts."""
+        result = slot.deliveries[0].result if slot.deliveries else None
+        if result is not None:
+            error = result.error if isinstance(result, Raised) else None
+        if error is None:
+            self._results.settle_returned(slot.deliveries)
+            return
         if isinstance(error, asyncio.CancelledError):
             error = asyncio.CancelledError("the handler cancelled itself")
         self._results.settle_raised(slot.deliveries, error, monotonic() - slot.started)

@@ -19,7 +19,7 @@ import msgspec
 
 from millpond.errors import InvalidOption, MillpondError
 from millpond.message import Claim, Message
-from millpond.outcome import Outcome
+from millpond.outcome import Outcome, Raised, Returned
 from millpond.worker.delivery import Delivery
 from millpond.worker.handler import Handler
 from millpond.worker.subscription import handler_name
@@ -30,6 +30,9 @@ Plain = Generator[None, BaseException | None, None]
 Async = AsyncGenerator[None, BaseException | None]
 Middleware = Callable[["Handling"], Plain | Async]
 M = TypeVar("M", bound=Callable[..., Any])
+
+_CHECK_EVERY = 0.2
+"""Seconds between two checks whether a call that waits for the event loop was interrupted."""
 
 
 class Handling:
@@ -139,6 +142,12 @@ class _HandlerWithin(Handler):
         body = [delivery.body for delivery in delivered] if self.batch else delivered.body
         return self._inner.arguments(body, delivered)
 
+    def _record(self, delivered: Any, result: Returned | Raised) -> None:
+        """Record the result, unless the handler was interrupted."""
+        for delivery in delivered if self.batch else (delivered,):
+            if not delivery.interrupted:
+                delivery.result = result
+
     async def _run_async(self, delivered: Any) -> None:
         entered: list[Plain | Async] = []
         try:
@@ -155,8 +164,10 @@ class _HandlerWithin(Handler):
             except GeneratorExit:
                 raise
             except BaseException as e:
+                self._record(delivered, Raised(e))
                 await _tear_down_all_async(entered, e)
                 raise
+            self._record(delivered, Returned())
             await _tear_down_all_async(entered, None)
         except GeneratorExit:  # this coroutine is closed: it cannot wait for an async middleware
             for one in reversed(entered):
@@ -166,7 +177,7 @@ class _HandlerWithin(Handler):
 
     def _run_in_thread(self, delivered: Any) -> Any:
         deliveries: Sequence[Delivery] = delivered if self.batch else (delivered,)
-        in_loop = _InLoop(deliveries[0]._settler.loop)
+        in_loop = _InLoop(deliveries[0])
         entered: list[Plain | Async] = []
 
         def tear_down(error: BaseException | None) -> None:
@@ -196,8 +207,10 @@ class _HandlerWithin(Handler):
             if inspect.iscoroutine(value):  # a decorator hid that the function is async
                 value = in_loop(value)
         except BaseException as e:
+            self._record(delivered, Raised(e))
             tear_down(e)
             raise
+        self._record(delivered, Returned())
         tear_down(None)
         return value
 
@@ -284,8 +297,9 @@ class _InLoop:
     All of them share one context: a token that the set-up of a middleware keeps is valid in its tear-down.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+        self._loop = delivery._settler.loop
         self._context: Context | None = None
 
     def __call__(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -296,7 +310,7 @@ class _InLoop:
         for variable, value in copy_context().items():
             if variable not in context or context[variable] is not value:
                 context.run(variable.set, value)
-        done = asyncio.run_coroutine_threadsafe(_with_context(coroutine, context), self._loop)
+        done = asyncio.run_coroutine_threadsafe(_until_interrupted(coroutine, context, self._delivery), self._loop)
         try:
             return done.result()
         finally:
@@ -307,5 +321,15 @@ class _InLoop:
                     variable.set(value)
 
 
-async def _with_context(coroutine: Coroutine[Any, Any, Any], context: Context) -> Any:
-    return await asyncio.get_running_loop().create_task(coroutine, context=context)
+async def _until_interrupted(coroutine: Coroutine[Any, Any, Any], context: Context, delivery: Delivery) -> Any:
+    """Run it in the context, and cancel it if the delivery is interrupted meanwhile: its thread waits for it."""
+    task = asyncio.get_running_loop().create_task(coroutine, context=context)
+    before = delivery.interrupted
+    try:
+        while not (await asyncio.wait([task], timeout=_CHECK_EVERY))[0]:
+            if delivery.interrupted and not before and not task.cancelling():
+                task.cancel()
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    return task.result()
