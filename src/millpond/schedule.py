@@ -9,8 +9,8 @@ Intervals count from 1970 in UTC, so every process computes the same times.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Any, Literal, Protocol, get_args
 
 import msgspec
 
@@ -18,15 +18,15 @@ from millpond.clock import SECOND, Seconds, as_datetime, micros, time_us
 from millpond.errors import InvalidOption, MillpondError
 from millpond.message import check_name, check_priority
 
-if TYPE_CHECKING:
-    from zoneinfo import ZoneInfo
-
 Missed = Literal["skip", "once", "all"]
 MISSED_AFTER = 60 * SECOND
 """Microseconds after which a time that was not published counts as missed."""
 CATCH_UP = 1000
 """Maximum number of missed times that are published in one transaction."""
 _EVERY = "every "
+_OF_THE_MACHINE = ("localtime", "posixrules")
+"""Names whose meaning differs between machines."""
+_KNOWN = "Europe/Berlin"
 _AROUND = timedelta(hours=26)
 """Longer than the largest change of a clock: a day was skipped in Samoa."""
 
@@ -144,7 +144,7 @@ class _Interval:
 class _Cron:
     """The parser finds times of the wall clock, without a zone: its own steps assume changes of and at whole hours."""
 
-    def __init__(self, expression: str, zone: ZoneInfo) -> None:
+    def __init__(self, expression: str, zone: tzinfo) -> None:
         from cronsim import CronSim, CronSimError  # imported only by programs with a cron expression
 
         self._expression, self._zone, self._sim = expression, zone, CronSim
@@ -206,13 +206,25 @@ class _Cron:
         return at.astimezone(self._zone).utcoffset() or timedelta()
 
 
-def _zone(name: str) -> ZoneInfo:
-    from zoneinfo import ZoneInfo  # only for programs with schedules
+def _zone(name: str) -> tzinfo:
+    if name == "UTC":  # needs no database of time zones, which small images lack
+        return UTC
+    zone = None if name in _OF_THE_MACHINE else _found_zone(name)
+    if zone is not None:
+        return zone
+    advice = f"give a name such as {_KNOWN}"
+    if _found_zone(_KNOWN) is None:
+        advice = "this machine has no time zones: install its package tzdata, or pip install tzdata"
+    raise InvalidOption(f"there is no time zone {name!r}; {advice}")
+
+
+def _found_zone(name: str) -> tzinfo | None:
+    from zoneinfo import ZoneInfo  # only for programs with time zones
 
     try:
         return ZoneInfo(name)
     except Exception:  # a wrong name raises one of several errors
-        raise InvalidOption(f"there is no time zone {name!r}; give a name such as Europe/Berlin") from None
+        return None
 
 
 def due_times(row: PeriodicRow, now: int) -> tuple[list[int], int]:

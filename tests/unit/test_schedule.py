@@ -1,5 +1,7 @@
 """Times of schedules: cron expressions in time zones, daylight-saving changes, intervals, missed times."""
 
+import subprocess
+import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -200,6 +202,25 @@ def test_catching_up_is_bounded_and_continues() -> None:
 def test_wrong_schedules_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises((InvalidOption, InvalidQueue)):
         Periodic(**{"name": "p", "queue": "q", "schedule": "* * * * *", **wrong})
+
+
+def test_utc_and_intervals_need_no_time_zones_of_the_machine() -> None:
+    """A small container image has none."""
+    code = (
+        "import sys, zoneinfo; sys.modules['tzdata'] = None; zoneinfo.reset_tzpath(to=[])\n"
+        "from millpond.errors import InvalidOption; from millpond.schedule import times_of\n"
+        "print(times_of('0 0 * * *', 'UTC').after(0), times_of('every 5', 'UTC').after(0))\n"
+        "try: times_of('0 0 * * *', 'Europe/Berlin')\n"
+        "except InvalidOption as e: print(e)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith("86400000000 5000000\n") and "install its package tzdata" in done.stdout
+
+
+@pytest.mark.parametrize("zone", ["localtime", "posixrules"])
+def test_a_zone_that_differs_between_machines_is_refused(zone: str) -> None:
+    with pytest.raises(InvalidOption, match="no time zone"):
+        times_of("0 0 * * *", zone)
 
 
 def test_a_day_that_never_comes_is_refused_when_it_is_asked_for() -> None:
