@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -28,9 +29,21 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     there = [page.index(f'href="{name}.html"') for name in ("tutorial", "how-to/transactions", "reference/api")]
     assert there == sorted(there) and page.index('href="decisions/index.html"') > there[-1]
     assert 'href="reference/cli.html"' in (tmp_path / "site" / "security.html").read_text()
+    example = (tmp_path / "site" / "examples" / "fastapi_shop.html").read_text()
+    assert "SessionPublisher" in example and 'href="examples/fastapi_shop.html"' in page
+    assert not list(dead_links(tmp_path / "site"))
     interface = (tmp_path / "site" / "reference" / "api.html").read_text()
     for name in ("publish_many", "middleware", "testing_sync", "assert_published"):
         assert name in interface
+
+
+def dead_links(site: Path) -> Iterator[tuple[Path, str]]:
+    """Links in the text of pages that lead to no file of the site."""
+    for file in site.rglob("*.html"):
+        article = file.read_text().partition("<article")[2].partition("</article")[0]
+        for link in re.findall(r'href="([^"#]+)', article):
+            if not link.startswith(("http:", "https:", "mailto:")) and not (file.parent / link).exists():
+                yield file, link
 
 
 def test_every_page_is_in_the_navigation() -> None:
