@@ -66,14 +66,17 @@ class Subscriber(Generic[B, P, R]):
     async def publish_many(
         self, bodies: Iterable[B | Publish[B]], **options: Unpack[PublishManyOptions]
     ) -> list[PublishedId]:
+        """Publish many bodies, with the options of `pond.publish_many`."""
         return await self._pond.publish_many(self.queue, bodies, **options)
 
     def publish_sync(self, body: B, **options: Unpack[PublishOptions]) -> PublishedId:
+        """`publish` for synchronous code."""
         return self._pond.publish_sync(self.queue, body, **options)
 
     def publish_many_sync(
         self, bodies: Iterable[B | Publish[B]], **options: Unpack[PublishManyOptions]
     ) -> list[PublishedId]:
+        """`publish_many` for synchronous code."""
         return self._pond.publish_many_sync(self.queue, bodies, **options)
 
     @property

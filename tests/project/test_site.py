@@ -33,7 +33,9 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     assert "SessionPublisher" in example and 'href="examples/fastapi_shop.html"' in page
     assert not list(dead_links(tmp_path / "site"))
     interface = (tmp_path / "site" / "reference" / "api.html").read_text()
-    for name in ("publish_many", "middleware", "testing_sync", "assert_published"):
+    for name in ("Millpond.middleware", "Subscriber.publish_sync", "Subscriber.publish_many_sync", "SnoozeMessage"):
+        assert f'id="millpond.{name}"' in interface
+    for name in ("testing_sync", "assert_published"):
         assert name in interface
 
 

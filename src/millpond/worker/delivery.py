@@ -150,12 +150,15 @@ class Delivery(msgspec.Struct, eq=False):
         self._decide_sync(self._ack(), within)
 
     def nack_sync(self, delay: Seconds | None = None, *, error: str | None = None, within: Any = None) -> None:
+        """`nack` for synchronous handlers."""
         self._decide_sync(self._nack(delay, error), within)
 
     def snooze_sync(self, delay: Seconds, *, within: Any = None) -> None:
+        """`snooze` for synchronous handlers."""
         self._decide_sync(self._snooze(delay), within)
 
     def reject_sync(self, reason: str = "rejected by the handler", *, within: Any = None) -> None:
+        """`reject` for synchronous handlers."""
         self._decide_sync(self._reject(reason), within)
 
     async def once(self, key: str, *, within: Any) -> bool:
@@ -167,6 +170,7 @@ class Delivery(msgspec.Struct, eq=False):
         return await self._transactions.once(self.id, key, within=within)
 
     def once_sync(self, key: str, *, within: Any) -> bool:
+        """`once` for synchronous handlers."""
         return self._transactions.once_sync(self.id, key, within=within)
 
     async def step(self, name: str, fn: Callable[[Step], Awaitable[T] | T], *, scope: str | None = None) -> T:
