@@ -138,6 +138,8 @@ async def test_the_command_cancels_running_messages(
     arguments = ["cancel", str(id_), str(later), "--running", "--reason", "by hand", "--url", url]
     async with working(pond):
         await running.wait()
+        assert await asyncio.to_thread(run_command, ["cancel", str(id_), "--url", url]) == 1
+        assert "--running also cancels" in capsys.readouterr().err
         assert await asyncio.to_thread(run_command, arguments) == 0
         assert "1 cancelled, 1 running" in capsys.readouterr().out
         assert (await became(pond, id_, State.FAILED)).reason == "by hand"

@@ -91,6 +91,29 @@ async def test_until_idle(pond: Millpond, shop: Shop) -> None:
         assert "shipping for" in shop.stderr
 
 
+@on("sqlite")
+async def test_a_signal_while_the_worker_is_made_stops_it(pond: Millpond, shop: Shop) -> None:
+    """The pond reads its subscribers to make the worker: then the signal comes."""
+    early = """
+import signal
+read, sent = pond.of_queues, []
+
+
+def with_signal(queues):
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL and not sent:
+        sent.append(os.kill(os.getpid(), signal.SIGTERM))
+    return read(queues)
+
+
+pond.of_queues = with_signal
+"""
+    with (shop.folder / "shop.py").open("a") as file:
+        file.write(early)
+    process = shop.start("shop")
+    assert await ended(process) == 0, shop.stderr
+    assert "stopped" in shop.stderr
+
+
 @pytest.mark.slow_on_servers
 @both
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

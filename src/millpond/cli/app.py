@@ -191,8 +191,10 @@ def print_result(text: str, facts: Any, json: bool) -> None:
     print_json(facts) if json else print(text)
 
 
-def print_changed(ids: list[UUID], what: str, json: bool, *, of: int | None = None) -> None:
+def print_changed(
+    ids: list[UUID], what: str, json: bool, *, of: int | None = None, advice: str = "millpond show ID prints its state"
+) -> None:
     text = f"{len(ids)} {what}" + (f" of {of}; the others are not waiting" if of and len(ids) < of else "")
     print_result(text, {what: [str(id_) for id_ in ids]}, json)
     if of and not ids:
-        raise Declined(f"nothing was {what}: none of these messages is waiting (millpond show ID prints its state)")
+        raise Declined(f"nothing was {what}: none of these messages is waiting ({advice})")

@@ -45,6 +45,14 @@ async def run_worker(pond: Millpond, options: RunOptions, supervised: str | None
     def obstacle() -> str | None:
         return "it does not run" if pond.worker is None else pond.worker.obstacle
 
+    def stop() -> None:
+        if pond.worker is not None:
+            pond.worker.stop()
+
+    def announce_stop() -> None:
+        if (worker := pond.worker) is not None:
+            worker.announce_stop()
+
     if pipe is not None:
         reporting = _report_to_supervisor(pond, pipe, status)
     else:
@@ -53,9 +61,11 @@ async def run_worker(pond: Millpond, options: RunOptions, supervised: str | None
         queues = ", ".join(queue for s in pond.of_queues(options.queues) for queue in s.queues)
         log.info("started: %r, queues %s", options.target, queues)
         try:
-            # The pond takes the signals. This process is ours: handlers of libraries give way.
-            with stop_on_signals(lambda: None, replace=True):
+            # This process is ours: handlers of libraries give way. A signal that arrives before the worker exists is
+            # passed to it: the event loop calls `stop` later.
+            with stop_on_signals(stop, announce_stop, replace=True):
                 await pond.run(
+                    signals=False,
                     queues=options.queues,
                     graceful_timeout=options.grace,
                     until_idle=options.until_idle,
