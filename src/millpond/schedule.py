@@ -22,7 +22,7 @@ Missed = Literal["skip", "once", "all"]
 MISSED_AFTER = 60 * SECOND
 """Microseconds after which a time that was not published counts as missed."""
 CATCH_UP = 1000
-"""Maximum number of missed times that are published in one transaction."""
+"""Maximum number of missed times of a schedule that are published in one transaction; with this many it ends."""
 _EVERY = "every "
 _OF_THE_MACHINE = ("localtime", "posixrules")
 """Names whose meaning differs between machines."""

@@ -64,6 +64,19 @@ async def test_missed_times(transport: Transport, clock: ManualClock, missed: An
     assert await times(transport) == expected
 
 
+async def test_one_transaction_catches_up_few_times_of_many_schedules(transport: Transport, clock: ManualClock) -> None:
+    schedules = [Periodic(name=f"p{n}", queue="q", schedule="every 1", missed="all") for n in range(12)]
+    await transport.periodic.declare(schedules)
+    clock.advance(600)
+    published = []
+    wait: float | None = 0
+    while wait == 0:
+        wait = await transport.periodic.publish_due()
+        (stats,) = await transport.operations.count(["q"])
+        published.append(stats.counts["PENDING"])
+    assert published[0] <= 3 * 1200 < published[-1] == 7200  # 1200 on each shard
+
+
 async def test_an_operators_change_stays_until_the_program_changes(transport: Transport, clock: ManualClock) -> None:
     await transport.periodic.declare([HOURLY])
     assert await transport.periodic.change("report", schedule="30 * * * *", queue="r", missed="skip")

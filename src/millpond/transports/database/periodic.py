@@ -16,7 +16,7 @@ from millpond.clock import SECOND, as_datetime, utc_text
 from millpond.errors import DataRefused, InvalidOption, StoreError
 from millpond.ids import id_from
 from millpond.message import Draft, decode_headers
-from millpond.schedule import MISSED_AFTER, Missed, Periodic, PeriodicRow, due_times, stored, times_of
+from millpond.schedule import CATCH_UP, MISSED_AFTER, Missed, Periodic, PeriodicRow, due_times, stored, times_of
 from millpond.transports.database.messages.hints import Hints
 from millpond.transports.database.messages.publish import insert_drafts
 from millpond.transports.database.runner import Room, Runner, read, write
@@ -224,6 +224,8 @@ class DatabasePeriodic(Room):
         else:
             found = yield Query(d.sql(_DUE_ALONE), {"at": at, "name": alone})
         for values in found:
+            if len(drafts) >= CATCH_UP:  # a transaction with the times of many schedules would exceed its timeout
+                break
             name = values[0]
             if (alone is None and name in self._refused) or (record is not None and not record.owns(name)):
                 unreadable.add(name)
@@ -242,6 +244,8 @@ class DatabasePeriodic(Room):
             yield Query(d.sql(_DONE), {"name": name, "next_at": next_at, "last_at": last})
             found_any = True
         if alone is None:
+            if len(drafts) >= CATCH_UP:
+                unreadable |= self._unreadable  # some of them may not have been read this time
             self._unreadable = unreadable
         if drafts:
             yield from insert_drafts(
