@@ -34,6 +34,7 @@ class ConnectOptions(TypedDict, total=False):
     queue_type: Literal["quorum", "classic"]
     queue_arguments: Mapping[str, Any] | None
     declare: bool
+    broker_dead_letters: bool
     publisher_channel_pool_size: int
     subscriber_pool_size: int
     subscriber_pool_sizes: Mapping[str, int] | None
