@@ -337,6 +337,9 @@ def check_text(text: Any, what: str) -> str:
 
 
 def check_priority(value: Any) -> int:
+    # The usual case first: each message has one.
+    if type(value) is int and 0 <= value <= LOWEST_PRIORITY:
+        return value
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LOWEST_PRIORITY:
         raise InvalidPriority(f"priority must be an integer from 0 (first) to 100 (last), not {value!r}")
     return value

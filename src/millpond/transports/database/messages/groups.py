@@ -10,7 +10,6 @@ import asyncio
 import copy
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
 
 from millpond.errors import (
     AuthenticationFailed,
@@ -62,9 +61,8 @@ class Tries:
 Write = Callable[[Sequence[Draft], Tries], Awaitable[list[Published]]]
 
 
-class _Entry(NamedTuple):
-    draft: Draft
-    result: asyncio.Future[Published]
+_Entry = tuple[Draft, asyncio.Future[Published]]
+"""A message that waits, and the result for its caller."""
 
 
 class PublishGroups:
@@ -82,8 +80,8 @@ class PublishGroups:
         self._writes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._overtaking: asyncio.TimerHandle | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._flushed: asyncio.Event | None = None
+        """Set when no write is in flight and none waits; only while a caller waits for that."""
 
     async def publish(self, draft: Draft) -> Published:
         if self._current is None:
@@ -96,27 +94,30 @@ class PublishGroups:
         loop = asyncio.get_running_loop()
         if not self._waiting:
             self._overtaking = loop.call_later(_OVERTAKEN, self._write_next)
-        entry = _Entry(draft, loop.create_future())
-        self._waiting.append(entry)
-        return await entry.result
+        result: asyncio.Future[Published] = loop.create_future()
+        self._waiting.append((draft, result))
+        return await result
 
     async def flush(self) -> None:
         """Return when every message that was accepted is written or refused."""
-        await self._idle.wait()
+        if self._writes:
+            self._flushed = self._flushed or asyncio.Event()
+            await self._flushed.wait()
 
     def _begin(self) -> object:
         self._current = current = object()
         self._writes += 1
-        self._idle.clear()
         return current
 
     def _end(self, current: object) -> None:
         self._writes -= 1
         if self._current is current:
             self._current = None
-            self._write_next()
-        if not self._writes:
-            self._idle.set()
+            if self._waiting:
+                self._write_next()
+        if self._flushed is not None and not self._writes:
+            self._flushed.set()
+            self._flushed = None
 
     def _write_next(self) -> None:
         """Write the messages that wait, in a separate task: no caller's cancellation ends it."""
@@ -135,14 +136,18 @@ class PublishGroups:
         """The next group. Messages of cancelled callers are dropped: nothing of them was sent."""
         group: list[_Entry] = []
         size = 0
-        while self._waiting and len(group) < GROUP_MESSAGES:
-            entry = self._waiting[0]
-            if not entry.result.done():
-                size += len(entry.draft.payload) + len(entry.draft.headers or "")
-                if group and size > GROUP_BYTES:
-                    break
-                group.append(entry)
-            self._waiting.popleft()
+        waiting = self._waiting
+        while waiting and len(group) < GROUP_MESSAGES:
+            draft, result = entry = waiting.popleft()
+            if result.done():
+                continue
+            size += len(draft.payload)
+            if draft.headers is not None:
+                size += len(draft.headers)
+            if size > GROUP_BYTES and group:
+                waiting.appendleft(entry)
+                break
+            group.append(entry)
         return group
 
     async def _write_group(self, group: Sequence[_Entry], current: object) -> None:
@@ -152,14 +157,14 @@ class PublishGroups:
             # all publishers alternate with groups of one.
             await asyncio.sleep(0)
         finally:
-            for entry in group:  # the event loop ends
-                entry.result.cancel()
+            for _, result in group:  # the event loop ends
+                result.cancel()
             self._end(current)
 
     async def _write_split(self, group: Sequence[_Entry], tries: Tries) -> None:
         """Write the group, or halves of it if that fails: each caller gets the error of its own message."""
         try:
-            results = await self._write([entry.draft for entry in group], tries)
+            results = await self._write([draft for draft, _ in group], tries)
         except Exception as e:
             if len(group) == 1:
                 _fail(group[0], e)
@@ -173,11 +178,12 @@ class PublishGroups:
                 await self._write_split(group[:middle], tries.of_part())
                 await self._write_split(group[middle:], tries.of_part())
             return
-        for entry, result in zip(group, results, strict=True):
-            if not entry.result.done():
-                entry.result.set_result(result)
+        for (_, result), published in zip(group, results, strict=True):
+            if not result.done():
+                result.set_result(published)
 
 
 def _fail(entry: _Entry, error: Exception) -> None:
-    if not entry.result.done():
-        entry.result.set_exception(error)
+    _, result = entry
+    if not result.done():
+        result.set_exception(error)
