@@ -31,7 +31,7 @@ from millpond.transports.database.messages.claim import adopt, claim_queue, next
 from millpond.transports.database.messages.failing_claims import FailingClaims
 from millpond.transports.database.messages.groups import PublishGroups, Tries
 from millpond.transports.database.messages.hints import Hints
-from millpond.transports.database.messages.publish import Inserted, insert_drafts, publish_results
+from millpond.transports.database.messages.publish import ALL_NEW, Inserted, are_new, insert_drafts, publish_results
 from millpond.transports.database.messages.settle import SettleResult, extend_leases, write_outcomes
 from millpond.transports.database.messages.settle_in_halves import settle_in_halves
 from millpond.transports.database.messages.suspects import claim_suspect
@@ -200,24 +200,27 @@ class DatabaseStore:
     # --- publish ------------------------------------------------------------------------------------
 
     async def publish(self, messages: Sequence[Message], *, within: Any = None) -> list[Published]:
-        await self._check_whole()
+        if monotonic() >= self._check_at:
+            await self._read_map()
+        if self._closing or self.runner.shard is not None:
+            self.runner.check_whole(closing=self._closing)
         if within is not None:
             return await self.transactions.publish(messages, within=within)
         limit = self.runner.options.body_limit
         return await self.publish_drafts([draft(message, body_limit=limit) for message in messages])
 
-    async def _check_whole(self) -> None:
+    async def _read_map(self) -> None:
+        """The database may have become a shard since this handle was connected."""
         self.runner.check_open(closing=self._closing)
-        if self.shard is None and self.placement is None and monotonic() >= self._check_at:
-            # The database may have become a shard since this handle was connected.
-            self._check_at = monotonic() + CHECK_MAP_EVERY
+        self._check_at = monotonic() + CHECK_MAP_EVERY
+        if self.shard is None and self.placement is None:
             record = await self.shards.record()
             self.shard = record if record is not None and len(record.map.shards) > 1 else None
-        self.runner.check_whole(closing=self._closing)
 
     async def publish_drafts(self, drafts: Sequence[Draft]) -> list[Published]:
         """`publish` for checked messages."""
-        self.runner.check_open(closing=self._closing)
+        if self._closing:
+            self.runner.check_open(closing=True)
         if not drafts:
             return []
         # A unique message may wait for a lock of another transaction, and no other publish shall wait with it.
@@ -226,35 +229,40 @@ class DatabaseStore:
         return await self._publish_drafts(drafts, Tries())
 
     async def _publish_drafts(self, drafts: Sequence[Draft], tries: Tries) -> list[Published]:
-        one = self.placement is None and self.dialect.writes.is_one_statement(drafts, own_connection=True)
-        new = await self.runner.run(
-            partial(self._publish_steps, drafts, tries.marks),
+        new = are_new(drafts)
+        one = self.placement is None and self.dialect.writes.is_one_statement(drafts, new=new, own_connection=True)
+        inserted = await self.runner.run(
+            partial(self._publish_steps, drafts, new, tries.marks),
             Mode.ONE if one else Mode.WRITE,
             again=tries.lost,
             mode_again=Mode.WRITE,  # a second try has to find out about the first one
             on_lost=tries.on_lost,
         )
         self.hints.published(drafts)
-        return publish_results(drafts, new)
+        return publish_results(drafts, inserted)
 
-    def _publish_steps(self, drafts: Sequence[Draft], marks: list[int], again: bool) -> Steps[Inserted]:
+    def _publish_steps(self, drafts: Sequence[Draft], new: bool, marks: list[int], again: bool) -> Steps[Inserted]:
+        look_up = again or not new
         if not again:
             marks.clear()  # nothing of earlier tries was committed
         # A first try without an id of the caller leaves no mark.
-        marks.append(secrets.randbits(62) if again or any([draft.given for draft in drafts]) else 0)
+        marks.append(secrets.randbits(62) if look_up else 0)
         if self.placement is not None:
             yield from self.placement.steps(drafts, marks[:-1] if again else None)
-        return (yield from self._insert_steps(drafts, marks))
-
-    def _insert_steps(self, drafts: Sequence[Draft], marks: list[int]) -> Steps[Inserted]:
-        return insert_drafts(
-            self.dialect,
-            drafts,
-            now=self.runner.now(),
-            dedupe_for=self.runner.dedupe_for,
-            own_connection=True,
-            notify=self.runner.options.notify,
-            marks=marks,
+        now, notify = self.runner.now(), self.runner.options.notify
+        if not look_up:
+            yield from self.dialect.writes.insert(drafts, now, own_connection=True, notify=notify)
+            return ALL_NEW
+        return (
+            yield from insert_drafts(
+                self.dialect,
+                drafts,
+                now=now,
+                dedupe_for=self.runner.dedupe_for,
+                own_connection=True,
+                notify=notify,
+                marks=marks,
+            )
         )
 
     # --- claim --------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from millpond.seam.transactions import Transactions
 from millpond.transports.database.borrowed import transaction
 from millpond.transports.database.borrowed.identity import OwnDatabase
 from millpond.transports.database.messages.hints import Hints
-from millpond.transports.database.messages.publish import Inserted, insert_drafts, publish_results
+from millpond.transports.database.messages.publish import Inserted, are_new, insert_drafts, publish_results
 from millpond.transports.database.messages.settle import SettleResult, write_outcomes
 from millpond.transports.database.options import StoreOptions
 from millpond.transports.database.shards import describe, lock_record, misplaced, read_record
@@ -62,14 +62,14 @@ class DatabaseTransactions:
     async def publish(self, messages: Sequence[Message], *, within: Any) -> list[Published]:
         drafts = self._drafts(messages)
         check = self._must_check()
-        one = not check and self._d.writes.is_one_statement(drafts, own_connection=False)
+        one = not check and self._d.writes.is_one_statement(drafts, new=are_new(drafts), own_connection=False)
         steps = self._publish_steps(drafts, check=check)
         return self._published(drafts, await transaction.run(self._d, within, steps, self._own, one_statement=one))
 
     def publish_sync(self, messages: Sequence[Message], *, within: Any) -> list[Published]:
         drafts = self._drafts(messages)
         check = self._must_check()
-        one = not check and self._d.writes.is_one_statement(drafts, own_connection=False)
+        one = not check and self._d.writes.is_one_statement(drafts, new=are_new(drafts), own_connection=False)
         steps = self._publish_steps(drafts, check=check)
         return self._published(drafts, transaction.run_sync(self._d, within, steps, self._own, one_statement=one))
 

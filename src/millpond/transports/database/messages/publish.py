@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -35,10 +35,18 @@ WHERE d.expires_at <= :at
 class Inserted(NamedTuple):
     """Result of storing drafts."""
 
-    new: set[UUID]
+    new: Set[UUID]
     """Given ids that are new."""
     unique: Mapping[UUID, Published]
     """Results of unique messages by the ids of their drafts."""
+
+
+ALL_NEW = Inserted(frozenset(), {})
+
+
+def are_new(drafts: Sequence[Draft]) -> bool:
+    """Whether all ids were made here and no value is unique: then nothing has to be looked up."""
+    return not any([draft.given or draft.unique is not None for draft in drafts])
 
 
 def insert_drafts(
@@ -144,6 +152,8 @@ def forget_ids(d: Dialect, now: int | None, limit: int) -> Steps[int]:
 
 def publish_results(drafts: Sequence[Draft], inserted: Inserted) -> list[Published]:
     """Return for each draft whether it is new. An id given twice in one call is new once."""
+    if not inserted.new and not inserted.unique:
+        return [Published(draft.id, not draft.given) for draft in drafts]
     unseen = set(inserted.new)
     results = []
     for draft in drafts:

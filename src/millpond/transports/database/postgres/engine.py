@@ -54,9 +54,12 @@ class PostgresEngine:
         self._settings = _for_a_transaction(settings)
 
     async def run(self, steps: Callable[[], Steps[T]], mode: Mode = Mode.WRITE) -> T:
-        connection = await self._recent_connections.take()
+        connection = self._recent_connections.take() or await self._recent_connections.acquire()
         try:
-            result = await self._run(connection, steps, mode)
+            if mode is Mode.WRITE or self._pooler:
+                result = await self._in_transaction(connection, steps)
+            else:
+                result = await drive_async(steps(), _executor(connection))
         except BaseException as e:
             # Closed even if it seems alive: it may lead to an old primary, or its protocol is out of step. After
             # a timeout the driver cancels the statement in the server, and decides by itself.
@@ -69,14 +72,11 @@ class PostgresEngine:
             await self._pool.release(connection)
         return result
 
-    async def _run(self, connection: Any, steps: Callable[[], Steps[T]], mode: Mode) -> T:
-        execute = _executor(connection)
-        if mode is not Mode.WRITE and not self._pooler:
-            return await drive_async(steps(), execute)
+    async def _in_transaction(self, connection: Any, steps: Callable[[], Steps[T]]) -> T:
         async with connection.transaction():
             if self._pooler:
                 await connection.execute(self._settings)
-            return await drive_async(steps(), execute)
+            return await drive_async(steps(), _executor(connection))
 
     async def hold(self, worker: int) -> PostgresSession:
         return PostgresSession(await self._connect())
@@ -141,20 +141,24 @@ async def _end(connection: Any) -> None:
     await asyncio.sleep(0)
 
 
-def _executor(connection: Any) -> Callable[[Step], Any]:
-    async def execute(step: Step) -> Rows:
-        if type(step) is Query:  # most are: a match takes longer
+def _executor(connection: Any) -> Callable[[Step], Awaitable[Rows]]:
+    def execute(step: Step) -> Awaitable[Rows]:
+        if type(step) is Query:  # most are: without another coroutine
             text, values = step.statement.render(Style.DOLLAR, step.params)
-            rows: Rows = await connection.fetch(text, *values)
-            return rows
-        match step:
-            case Many(statement, columns, records):
-                await connection.executemany(*statement.render_many(Style.DOLLAR, columns, records))
-            case Copy(table, schema, columns, records):
-                await connection.copy_records_to_table(table, schema_name=schema, columns=columns, records=records)
-        return ()
+            fetching: Awaitable[Rows] = connection.fetch(text, *values)
+            return fetching
+        return _load(connection, step)
 
     return execute
+
+
+async def _load(connection: Any, step: Step) -> Rows:
+    match step:
+        case Many(statement, columns, records):
+            await connection.executemany(*statement.render_many(Style.DOLLAR, columns, records))
+        case Copy(table, schema, columns, records):
+            await connection.copy_records_to_table(table, schema_name=schema, columns=columns, records=records)
+    return ()
 
 
 def dialect(options: StoreOptions) -> PostgresDialect:

@@ -287,6 +287,7 @@ _SETTLE_STREAM = {
 }
 
 _by_due = itemgetter(DUE, ID)
+_plain_of = attrgetter(*PLAIN)
 
 
 class OneStatement:
@@ -295,13 +296,10 @@ class OneStatement:
     def __init__(self, d: Dialect) -> None:
         self._d = d
 
-    def is_one_statement(self, drafts: Sequence[Draft], *, own_connection: bool) -> bool:
-        if any([draft.unique is not None for draft in drafts]):
-            return False
-        given = sum([draft.given for draft in drafts])
-        if given:
-            return given == len(drafts) and len(_chunks(drafts)) == 1
-        return not own_connection or len(drafts) < COPY_FROM
+    def is_one_statement(self, drafts: Sequence[Draft], *, new: bool, own_connection: bool) -> bool:
+        if new:
+            return not own_connection or len(drafts) < COPY_FROM
+        return all([draft.given for draft in drafts]) and len(_chunks(drafts)) == 1
 
     def insert_given(
         self, drafts: Sequence[Draft], *, mark: int, now: int | None, dedupe_for: int, notify: bool
@@ -334,10 +332,8 @@ class OneStatement:
 
     def _scalars(self, draft: Draft, now: int | None) -> dict[str, Any]:
         """The parameters of `_insert_one`."""
-        params: dict[str, Any] = {"id": self._d.id_in(draft.id)}
-        for name in PLAIN:
-            if (value := getattr(draft, name)) is not None:
-                params[name] = value
+        plain = zip(PLAIN, _plain_of(draft), strict=True)
+        params = {"id": self._d.id_in(draft.id), **{name: value for name, value in plain if value is not None}}
         if now is not None:
             params["now"] = now
         return params

@@ -27,13 +27,18 @@ class RecentConnections:
         self._releasing: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def take(self) -> Any:
+    def take(self) -> Any:
+        """A connection that was kept; None if there is none."""
         while self._free:
             connection = self._free.pop()
             self._idle.discard(connection)
             if _is_open(connection):
                 return connection
-            await self._pool.release(connection)
+            self._release(connection)
+        return None
+
+    async def acquire(self) -> Any:
+        """A connection of the pool."""
         self._waiting += 1
         try:
             return await self._pool.acquire()
@@ -52,11 +57,14 @@ class RecentConnections:
     def _release_idle(self) -> None:
         for connection in self._idle:
             self._free.remove(connection)
-            release = asyncio.ensure_future(self._pool.release(connection))
-            self._releasing.add(release)
-            release.add_done_callback(self._releasing.discard)
+            self._release(connection)
         self._idle = set(self._free)
         self._timer = asyncio.get_running_loop().call_later(_IDLE, self._release_idle) if self._free else None
+
+    def _release(self, connection: Any) -> None:
+        release = asyncio.ensure_future(self._pool.release(connection))
+        self._releasing.add(release)
+        release.add_done_callback(self._releasing.discard)
 
     async def close(self) -> None:
         """Give all connections back to the pool."""

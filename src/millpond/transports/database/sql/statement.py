@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
-from enum import Enum
+from enum import StrEnum
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ LONGEST_LIST = 8192
 _PARAMETER = re.compile(r"(?<![:\w]):(\*?)([a-z_]\w*)")
 
 
-class Style(Enum):
+class Style(StrEnum):
     """How a driver marks a parameter."""
 
     DOLLAR = "$1"
@@ -51,7 +51,7 @@ class Statement:
             plain = self._plain.get(style)
             if plain is None:
                 plain = self._plain[style] = self._render(style, params)
-            return plain, [params[name] for name in (self._numbered if style is Style.DOLLAR else self._names)]
+            return plain, list(map(params.__getitem__, self._numbered if style is Style.DOLLAR else self._names))
         padded = {name: _padded(params[name]) for name in self.lists}
         key = (style, *map(len, padded.values()))
         params = {**params, **padded}
@@ -156,7 +156,7 @@ def drive(steps: Steps[T], run: Callable[[Step], Rows]) -> T:
         step = next(steps)
         while True:
             try:
-                parts = step.parts() if type(step) is Query else None
+                parts = step.parts() if type(step) is Query and step.statement.lists else None
                 rows = run(step) if parts is None else [row for part in parts for row in run(part)]
             except BaseException as e:
                 step = steps.throw(e)
@@ -173,7 +173,7 @@ async def drive_async(steps: Steps[T], run: Callable[[Step], Any]) -> T:
         step = next(steps)
         while True:
             try:
-                parts = step.parts() if type(step) is Query else None
+                parts = step.parts() if type(step) is Query and step.statement.lists else None
                 rows = await run(step) if parts is None else [row for part in parts for row in await run(part)]
             except BaseException as e:
                 step = steps.throw(e)

@@ -74,8 +74,8 @@ InsertGiven = Callable[..., Steps[set[UUID]]]
 class Writes(Protocol):
     """How a database takes a batch. Each settling method returns the keys that were not written."""
 
-    def is_one_statement(self, drafts: Sequence[Draft], *, own_connection: bool) -> bool:
-        """Whether one statement publishes these, and no transaction is needed around it."""
+    def is_one_statement(self, drafts: Sequence[Draft], *, new: bool, own_connection: bool) -> bool:
+        """Whether one statement publishes these, and no transaction is needed around it. `new`: see `are_new`."""
 
     @property
     def insert_given(self) -> InsertGiven | None:
@@ -269,8 +269,8 @@ class LockThenWrite:
     def __init__(self, d: Dialect) -> None:
         self._d = d
 
-    def is_one_statement(self, drafts: Sequence[Draft], *, own_connection: bool) -> bool:
-        return len(drafts) == 1 and not drafts[0].given and drafts[0].unique is None
+    def is_one_statement(self, drafts: Sequence[Draft], *, new: bool, own_connection: bool) -> bool:
+        return new and len(drafts) == 1
 
     insert_given = None
 
