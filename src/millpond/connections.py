@@ -51,7 +51,9 @@ class LoopConnections:
         self._check_open()
         loop = asyncio.get_running_loop()
         opening = self._opening.get(loop)
-        if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
+        if opening is not None and opening.done() and not opening.cancelled() and opening.exception() is None:
+            return opening.result()
+        if opening is None or opening.done():
             opening = loop.create_task(self._connect())
             with self._guard:
                 self._opening[loop] = opening
