@@ -53,8 +53,10 @@ from millpond.transports.database.sql.writes import (
     requeued_as,
 )
 
-COPY_FROM = 20
-"""From this many messages on COPY is faster than an INSERT."""
+_COPY_FROM = 500
+_COPY_BYTES = 1 << 20
+"""From this many messages or bytes of bodies on COPY is faster. An INSERT needs one round trip instead of five,
+but more time for each message."""
 _STATEMENT_BYTES = 64 * 1024 * 1024
 """Bytes of bodies in one statement. The server takes less than 1 GiB, and keeps it in memory several times."""
 
@@ -87,17 +89,32 @@ def _add_types(text: str) -> str:
 
 _ARRAYS = {"id": "uuid", **PLAIN, **dict.fromkeys(TIMES, "bigint")}
 _ONE = {"id": "uuid", **PLAIN}
-_COLUMNS, _VALUES = new_message("r.", **times("r."))
-_INSERT = f"""
-INSERT INTO {{message}} ({_COLUMNS}) SELECT {_VALUES}
-FROM unnest({", ".join(f":each_{name}::{type_}[]" for name, type_ in _ARRAYS.items())}) AS r({names(_ARRAYS)})
-"""
-# The server sends one notice for each queue of a transaction, when that commits. A message that is due later has one
-# too: a waiting worker then reads when.
-_INSERT_AND_ANNOUNCE = f"""
-WITH new AS ({_INSERT} RETURNING queue, due_at)
-SELECT pg_notify(:channel::text, n.queue) FROM (SELECT DISTINCT queue FROM new) n
-"""
+
+
+def _insert_from(arrays: Collection[str]) -> str:
+    """Messages from these arrays. Without those of `TIMES` they are due now and do not expire."""
+    due = times("r.") if "due" in arrays else {"due_at": "{now}", "created_at": "{now}"}
+    columns, values = new_message("r.", arrays, **due)
+    given = ", ".join(f":each_{name}::{_ARRAYS[name]}[]" for name in arrays)
+    return f"INSERT INTO {{message}} ({columns}) SELECT {values} FROM unnest({given}) AS r({names(arrays)})"
+
+
+_INSERT = _insert_from(_ARRAYS)
+
+
+@cache
+def _insert_many(arrays: tuple[str, ...], *, notify: bool) -> str:
+    """Messages from these arrays, of which each costs time on both sides.
+
+    The server sends one notice for each queue of a transaction, when that commits. A message that is due later has one
+    too: a waiting worker then reads when.
+    """
+    if not notify:
+        return _insert_from(arrays)
+    return f"""
+    WITH new AS ({_insert_from(arrays)} RETURNING queue, due_at)
+    SELECT pg_notify(:channel::text, n.queue) FROM (SELECT DISTINCT queue FROM new) n
+    """
 
 
 @cache
@@ -298,7 +315,7 @@ class OneStatement:
 
     def is_one_statement(self, drafts: Sequence[Draft], *, new: bool, own_connection: bool) -> bool:
         if new:
-            return not own_connection or len(drafts) < COPY_FROM
+            return not (own_connection and _is_for_copy(drafts))
         return all([draft.given for draft in drafts]) and len(_chunks(drafts)) == 1
 
     def insert_given(
@@ -308,13 +325,14 @@ class OneStatement:
         text = _INSERT_GIVEN_AND_ANNOUNCE if notify else _INSERT_GIVEN
         new: set[UUID] = set()
         for chunk in _chunks(drafts):
-            params = {**self._arrays(chunk, now), "mark": mark, "dedupe_for": dedupe_for, "channel": d.channel}
+            params: dict[str, Any] = {f"each_{name}": values for name, values in self._arrays(chunk).items()}
+            params |= {"now": now, "mark": mark, "dedupe_for": dedupe_for, "channel": d.channel}
             new |= {d.id_out(row[0]) for row in (yield Query(d.sql(text), params))}
         return new
 
     def insert(self, drafts: Sequence[Draft], now: int | None, *, own_connection: bool, notify: bool) -> Steps[None]:
         d = self._d
-        if own_connection and len(drafts) >= COPY_FROM:
+        if own_connection and _is_for_copy(drafts):
             at = (yield Query(d.sql(NOW), {"now": now}))[0][0]
             yield from self.load("message", INSERTED, new_records(drafts, at, d.id_in))
             if notify:
@@ -324,11 +342,12 @@ class OneStatement:
             params = self._scalars(drafts[0], now)
             yield Query(d.sql(_insert_one(tuple(params), notify=notify)), params)
             return
-        params = self._arrays(drafts, now)
-        if notify:
-            yield Query(d.sql(_INSERT_AND_ANNOUNCE), {**params, "channel": d.channel})
-        else:
-            yield Query(d.sql(_INSERT), params)
+        arrays = self._arrays(drafts)
+        used = [name for name in PLAIN if arrays[name].count(None) < len(drafts)]
+        if not all([draft.is_plain for draft in drafts]):
+            used += TIMES
+        params = {f"each_{name}": arrays[name] for name in ("id", *used)}
+        yield Query(d.sql(_insert_many(("id", *used), notify=notify)), {**params, "now": now, "channel": d.channel})
 
     def _scalars(self, draft: Draft, now: int | None) -> dict[str, Any]:
         """The parameters of `_insert_one`."""
@@ -338,12 +357,10 @@ class OneStatement:
             params["now"] = now
         return params
 
-    def _arrays(self, drafts: Sequence[Draft], now: int | None) -> dict[str, Any]:
-        """The parameters of `_INSERT`."""
-        params: dict[str, Any] = {"now": now, "each_id": [self._d.id_in(draft.id) for draft in drafts]}
-        for name, field in GIVEN.items():
-            params[f"each_{name}"] = list(map(attrgetter(field), drafts))
-        return params
+    def _arrays(self, drafts: Sequence[Draft]) -> dict[str, list[Any]]:
+        """The values of `_ARRAYS`."""
+        each = {name: list(map(attrgetter(field), drafts)) for name, field in GIVEN.items()}
+        return {"id": [self._d.id_in(draft.id) for draft in drafts], **each}
 
     def load(self, table: str, columns: Sequence[str], records: Sequence[Sequence[Any]]) -> Steps[None]:
         yield Copy(self._d.table(table), self._d.schema, columns, records)
@@ -411,6 +428,12 @@ class OneStatement:
     def settle_stream(self, chosen: dict[str, Any]) -> Steps[None]:
         yield Query(self._d.sql(_MEMORY), {})
         yield Query(self._d.sql(_SETTLE_STREAM[chosen["outcome"]]), chosen)
+
+
+def _is_for_copy(drafts: Sequence[Draft]) -> bool:
+    if len(drafts) == 1:
+        return False
+    return len(drafts) >= _COPY_FROM or sum([len(draft.payload) for draft in drafts]) > _COPY_BYTES
 
 
 def _chunks(drafts: Sequence[Draft]) -> list[Sequence[Draft]]:
