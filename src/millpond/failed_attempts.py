@@ -6,11 +6,11 @@ oldest ones when there are too many. A message that succeeds at its first attemp
 
 from __future__ import annotations
 
+import os
 import re
 import traceback
 from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
 from types import TracebackType
 
 import msgspec
@@ -23,7 +23,7 @@ ERROR_IN_HISTORY = 500
 TRACEBACK_LIMIT = 4000
 """Maximum number of characters of one traceback: its end, where the error is."""
 _FINGERPRINTED = 300
-_WORKER = str(Path(__file__).parent / "worker")
+_WORKER = os.path.join(os.path.dirname(__file__), "worker", "")
 
 _VARIABLE = re.compile(
     r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}|\d+|'[^'\n]{0,200}'|\"[^\"\n]{0,200}\""
