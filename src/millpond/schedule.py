@@ -22,7 +22,7 @@ Missed = Literal["skip", "once", "all"]
 MISSED_AFTER = 60 * SECOND
 """Microseconds after which a time that was not published counts as missed."""
 CATCH_UP = 1000
-"""Maximum number of missed times of a schedule that are published in one transaction; with this many it ends."""
+"""Maximum number of missed times of one schedule in a transaction. One that has so many takes no further schedule."""
 _EVERY = "every "
 _OF_THE_MACHINE = ("localtime", "posixrules")
 """Names whose meaning differs between machines."""
@@ -148,12 +148,17 @@ class _Cron:
         from cronsim import CronSim, CronSimError  # imported only by programs with a cron expression
 
         self._expression, self._zone, self._sim = expression, zone, CronSim
+        fields = expression.split()
+        if len(fields) != 5:  # the parser takes seconds as well: near a change of the clock thousands of steps a time
+            raise InvalidOption(
+                f"the cron expression {expression!r} must have five fields, from minutes to days of the week; "
+                "for seconds use every="
+            )
         try:
             CronSim(expression, datetime(2026, 1, 1))
         except CronSimError as e:
             raise InvalidOption(f"the cron expression {expression!r} is not valid: {e}") from None
-        fields = expression.split()
-        self._fixed = len(fields) == 5 and not any(field.startswith("*") for field in fields[:2])
+        self._fixed = not any(field.startswith("*") for field in fields[:2])
 
     def after(self, us: int) -> int:
         best: int | None = None

@@ -189,6 +189,7 @@ def test_catching_up_is_bounded_and_continues() -> None:
     [
         {"schedule": "* * *"},
         {"schedule": "61 * * * *"},
+        {"schedule": "* * * * * *"},
         {"schedule": "every day"},
         {"schedule": "every 0.5"},
         {"schedule": 5},
