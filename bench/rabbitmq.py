@@ -12,6 +12,7 @@ import sys
 import venv
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import aio_pika
@@ -42,10 +43,15 @@ async def publish_ours(url: str, queue: str, count: int) -> float:
     return seconds
 
 
+def _arguments(queue: str) -> dict[str, Any]:
+    """Those of Millpond's own queues."""
+    return work_arguments(queue, "quorum", {}, broker_dead_letters=True)
+
+
 async def publish_raw(url: str, queue: str, count: int) -> float:
     connection = await aio_pika.connect(url)
     channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
-    await channel.declare_queue(queue, durable=True, arguments=work_arguments(queue, "quorum", {}))
+    await channel.declare_queue(queue, durable=True, arguments=_arguments(queue))
 
     def send() -> object:
         message = aio_pika.Message(
@@ -88,7 +94,7 @@ async def drain_raw(url: str, queue: str, count: int) -> float:
     connection = await aio_pika.connect(url)
     channel = await connection.channel()
     await channel.set_qos(PREFETCH)
-    source = await channel.declare_queue(queue, durable=True, arguments=work_arguments(queue, "quorum", {}))
+    source = await channel.declare_queue(queue, durable=True, arguments=_arguments(queue))
     times, done, seen = [0.0, 0.0], asyncio.Event(), 0
 
     async def handle(message: aio_pika.abc.AbstractIncomingMessage) -> None:
