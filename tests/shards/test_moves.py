@@ -357,6 +357,7 @@ async def test_a_second_operator_fences_the_first(urls: list[str], store: Sharde
     assert sorted(found.elements()) == sorted(key.encode() for key in keys)
 
 
+@pytest.mark.slow_on_servers
 async def test_another_change_waits_for_the_pending_one(urls: list[str], store: ShardedStore) -> None:
     with pytest.raises(Killed):
         await run(urls, ("switch source", 1))
@@ -368,6 +369,7 @@ async def test_another_change_waits_for_the_pending_one(urls: list[str], store: 
     await transports.move_range(urls, "aa-", "a")
 
 
+@pytest.mark.slow_on_servers
 async def test_abort_ends_at_the_point_of_no_return(urls: list[str], store: ShardedStore) -> None:
     await store.publish([message(key) for key in keys_of(store, "a", 3)])
     with pytest.raises(Killed):
@@ -378,6 +380,7 @@ async def test_abort_ends_at_the_point_of_no_return(urls: list[str], store: Shar
     assert done.moved == 3
 
 
+@pytest.mark.slow_on_servers
 async def test_a_dry_run_changes_nothing(urls: list[str], store: ShardedStore) -> None:
     await store.publish([message(key) for key in keys_of(store, "a", 5)])
     (part,) = await transports.move_range(urls, "a", "c", dry_run=True)
@@ -387,6 +390,7 @@ async def test_a_dry_run_changes_nothing(urls: list[str], store: ShardedStore) -
         await transports.move_range(urls, "-55", "z", dry_run=True)
 
 
+@pytest.mark.slow_on_servers
 async def test_a_part_of_a_range_moves_and_comes_back(urls: list[str], store: ShardedStore) -> None:
     keys = keys_of(store, "a", 40)
     await store.publish([message(key, key.encode()) for key in keys])
