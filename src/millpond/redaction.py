@@ -13,9 +13,13 @@ REMOVED = "(removed: the redact function of the pond failed)"
 _SHORTEST = 4
 """Characters: a shorter secret is masked only in its place in a URL, because it is part of ordinary words."""
 _LOGIN = re.compile(r"(://[^\s:/?#@]*):[^\s/@]*@")
-_QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
-_PARAMETER = re.compile(rf"(?<!\w)(\w*(?:password|passwd|pwd)\s*=\s*)(?:{_QUOTED}|[^\s&;,'\"]+)", re.IGNORECASE)
-_ITEM = re.compile(rf"""((['"])\w*(?:password|passwd|pwd)\2\s*:\s*b?)(?:{_QUOTED})""", re.IGNORECASE)
+_STRINGS = [rf"{quote}(?:[^{quote}\\]|\\[\s\S])*{quote}" for quote in "'\""]
+_ESCAPED = [rf"\\{quote}(?:[^{quote}\\]|\\\\(?:\\[\s\S]|[^\\])|\\[^{quote}\\])*\\{quote}" for quote in "'\""]
+_QUOTED = f"[burf]{{0,2}}(?:{'|'.join(_STRINGS + _ESCAPED)})"
+"""A string of a program or of JSON, also inside of another string: there its quotes are escaped."""
+_NAME = "(?:password|passwd|pwd)"
+_PARAMETER = re.compile(rf"(?<!\w)(\w*{_NAME}\s*=\s*)(?:{_QUOTED}|[^\s&;,'\"]+)", re.IGNORECASE)
+_ITEM = re.compile(rf"""((\\?['"])[\w.-]*{_NAME}\2\s*:\s*){_QUOTED}""", re.IGNORECASE)
 """Of a dict or of JSON."""
 
 
