@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from uuid import UUID
 
 import pytest
+from rich.cells import cell_len
 
 from millpond import Millpond
 from tests.cli.conftest import Cli
@@ -96,6 +97,25 @@ def test_numbers_stay_on_the_screen_beside_long_names(cli: Cli, url: str) -> Non
         heads, row = shown(ours, "-end", shown(ours, "123")).splitlines()[:2]
         assert "oldest due" in heads and "long-long-" in row and "…" in row
         assert len(row) <= 100
+
+
+def test_wide_characters_fit_in_a_terminal(url: str) -> None:
+    """Each takes two columns"""
+    pond = Millpond(url)
+    pond.publish_sync("注文" * 60, 1)
+    pond.close_sync()
+    with terminal("stats", "--url", url) as (_, ours):
+        row = next(line for line in shown(ours, "\n", shown(ours, "…")).splitlines() if "…" in line)
+        assert cell_len(row) <= 100 and row.startswith("注文") and "注文 " in row
+    with terminal("top", "--url", url, columns=80) as (process, ours):
+        lines = shown(ours, "q ends\x1b[0m", shown(ours, "…")).replace("\x1b[H", "\n").splitlines()
+        (row, short) = (next(line.split("\x1b[K")[0] for line in lines if name in line) for name in ("…", "orders"))
+        assert cell_len(row) <= 80 and "注文 " in row
+        ends = [cell_len(line[: line.index(waiting) + 1]) for line, waiting in ((row, " 1 "), (short, " 3 "))]
+        assert ends[0] == ends[1]
+        os.write(ours, b"q")
+        shown(ours, "\x1b[?1049l")
+        process.wait(60)
 
 
 def test_ids_are_whole_in_a_narrow_terminal(url: str) -> None:

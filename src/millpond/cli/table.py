@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from bisect import bisect_right
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
@@ -27,11 +28,9 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterabl
     if not rows:
         print(empty)
         return
-    from rich.cells import cell_len  # imported here: most commands print one line
-
     right = set(right)
     on_terminal = sys.stdout.isatty()
-    widths = [max(map(cell_len, column)) for column in zip(heads, *rows, strict=True)]
+    widths = [max(map(columns, column)) for column in zip(heads, *rows, strict=True)]
     if on_terminal:
         widths = _fitting(widths, heads, right, shutil.get_terminal_size().columns)
 
@@ -39,10 +38,9 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterabl
         texts = []
         for n, (cell, width) in enumerate(zip(cells, widths, strict=True)):
             text = cell
-            if cell_len(cell) > width:
-                text = f"{cell[: width - 1]}…" if n == len(widths) - 1 else shortened(cell, width)
-            space = " " * (width - cell_len(text))
-            texts.append(space + text if n in right else text + space)
+            if columns(cell) > width:
+                text = f"{beginning(cell, width - 1)}…" if n == len(widths) - 1 else shortened(cell, width)
+            texts.append(padded(text, width, right=n in right))
         return _GAP.join(texts).rstrip()
 
     head = line(heads)
@@ -65,15 +63,34 @@ def _fitting(widths: Sequence[int], heads: Sequence[str], right: Container[int],
     return fitting
 
 
-def shortened(name: str, most: int | None) -> str:
-    """Both ends of a name that is too long.
+def columns(text: str) -> int:
+    """Columns of a terminal that a text takes: letters of some languages, and emoji, take two."""
+    from rich.cells import cell_len  # imported here: most commands print one line
+
+    return cell_len(text)
+
+
+def beginning(text: str, most: int) -> str:
+    """As many characters as fit into so many columns."""
+    return text[: bisect_right(range(1, len(text) + 1), most, key=lambda n: columns(text[:n]))]
+
+
+def padded(text: str, width: int, *, right: bool) -> str:
+    space = " " * (width - columns(text))
+    return space + text if right else text + space
+
+
+def shortened(name: str, most: int) -> str:
+    """Both ends of a name that takes more columns.
 
     >>> shortened("orders.of.customers.in.the.far.north", 16)
     'orders.o…r.north'
     """
-    if most is None or len(name) <= most:
+    if columns(name) <= most:
         return name
-    return f"{name[: most // 2]}…{name[len(name) - (most - most // 2 - 1) :]}"
+    room = most - most // 2 - 1
+    end = bisect_right(range(1, len(name) + 1), room, key=lambda n: columns(name[-n:]))
+    return f"{beginning(name, most // 2)}…{name[len(name) - end :]}"
 
 
 def when(us: int | None) -> str | None:

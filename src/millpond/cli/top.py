@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from millpond.cli.app import command
-from millpond.cli.table import plain, shortened
+from millpond.cli.table import beginning, columns, padded, plain, shortened
 from millpond.clock import monotonic
 from millpond.control import Control, QueueView, StreamView
 from millpond.errors import StoreError
@@ -24,7 +24,7 @@ _HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 _LINES = 24
 _LEAST = 16
-"""Characters of a long name that are shown at least."""
+"""Columns of a long name that are shown at least."""
 _HEADS = ("queue", "waiting", "running", "failed", "done/s", "fail/s", "oldest due", "")
 _WORKER_HEADS = ("worker", "state", "holds", "last beat", "queues")
 _STREAM_HEADS = ("stream", "holds", "for", "waiting behind", "queues")
@@ -117,14 +117,14 @@ def _stream(view: StreamView) -> list[str]:
 def _table(heads: Sequence[str], rows: list[list[str]], width: int | None) -> list[tuple[str, bool]]:
     """Columns as wide as their longest text; the first and last are aligned to the left."""
     if width is not None:  # the last column may leave the screen
-        others = sum(2 + max(len(row[n]) for row in (list(heads), *rows)) for n in range(1, len(heads) - 1))
+        others = sum(2 + max(columns(row[n]) for row in (list(heads), *rows)) for n in range(1, len(heads) - 1))
         rows = [[shortened(row[0], max(_LEAST, width - others)), *row[1:]] for row in rows]
-    widths = [max(len(row[n]) for row in (list(heads), *rows)) for n in range(len(heads))]
+    widths = [max(columns(row[n]) for row in (list(heads), *rows)) for n in range(len(heads))]
     last = len(heads) - 1
 
     def line(cells: Sequence[str]) -> str:
         return "  ".join(
-            cell.ljust(width) if n in (0, last) else cell.rjust(width)
+            padded(cell, width, right=n not in (0, last))
             for n, (cell, width) in enumerate(zip(cells, widths, strict=True))
         ).rstrip()
 
@@ -137,7 +137,8 @@ def _draw(lines: list[tuple[str, bool]]) -> None:
     if len(lines) > len(shown):
         shown[-1] = (f"… {len(lines) - len(shown) + 1} more lines", False)
     text = "".join(
-        f"{_BOLD if bold else ''}{line[:width]}{_PLAIN if bold else ''}{_REST_OF_LINE}\r\n" for line, bold in shown
+        f"{_BOLD if bold else ''}{beginning(line, width)}{_PLAIN if bold else ''}{_REST_OF_LINE}\r\n"
+        for line, bold in shown
     )
     sys.stdout.write(f"{_HOME}{text}{_REST_OF_SCREEN}")
     sys.stdout.flush()
