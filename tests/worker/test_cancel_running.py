@@ -145,3 +145,4 @@ async def test_the_command_cancels_running_messages(
         assert (await became(pond, id_, State.FAILED)).reason == "by hand"
         assert (await became(pond, later, State.FAILED)).reason == "by hand"
         assert await asyncio.to_thread(run_command, [*arguments[:2], "--running", "--url", url]) == 1
+        assert "and none runs; millpond show ID prints its state" in capsys.readouterr().err

@@ -25,7 +25,11 @@ async def cancel(
     done = list(await control.operations.cancel(chosen, reason=reason))
     asked = await control.workers.cancel([id_ for id_ in chosen if id_ not in done], reason=reason) if running else []
     if not asked:
-        advice = "none of these messages runs" if running else "--running also cancels messages that run"
+        advice = (
+            "and none runs; millpond show ID prints its state"
+            if running
+            else "--running also cancels messages that run"
+        )
         print_changed(done, "cancelled", json, of=len(ids), advice=advice)
         return
     facts = {"cancelled": [str(id_) for id_ in done], "requested": [str(id_) for id_ in asked]}

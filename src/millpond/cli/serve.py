@@ -38,7 +38,7 @@ async def serve(
     rate: Annotated[float, typer.Option(min=1, help="Requests per second of one token.")] = 5000.0,
     connections: Annotated[int, typer.Option(min=1, help="Requests and streams at one time.")] = 2000,
 ) -> None:
-    """Serve the dashboard to people, and HTTP and gRPC to programs in other languages."""
+    """Serve the dashboard, and HTTP and gRPC for other programs."""
     try:
         from millpond.server.run_server import RunningServer, run
         from millpond.server.settings import Limits, ServerSettings, parse_masks, parse_root_path
