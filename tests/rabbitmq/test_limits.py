@@ -232,11 +232,36 @@ async def test_letters_are_listed_during_an_alarm(broker: RabbitMQ) -> None:
     for _ in range(3):
         claim = await next_claim(transport)
         assert await transport.settle([Reject(claim.receipt)]) == []
+    control = Control(transport)
+    before = await control.messages("q")
+    async with alarm(broker, transport), asyncio.timeout(SOON):
+        listed = [await control.messages("q") for _ in range(2)]
+        (stats,) = await control.operations.count(["q"])
+        with pytest.raises(StoreUnavailable, match="short of memory"):
+            await control.retry([before[0].id])
+    assert listed == [before, before] and stats.counts[State.FAILED] == len(before) == 3
+    assert await control.messages("q") == before
+    assert len((await control.retry([row.id for row in before])).published) == 3
+    await transport.close()
+
+
+async def test_a_process_that_starts_during_an_alarm_doubles_no_letter(broker: RabbitMQ) -> None:
+    """The broker tells it about the alarm when it has published"""
+    transport: Any = await millpond.connect(broker.create_vhost(uuid4().hex))
+    await transport.publish([Message(queue="q", payload=b"%d" % n) for n in range(3)])
+    for _ in range(3):
+        claim = await next_claim(transport)
+        assert await transport.settle([Reject(claim.receipt)]) == []
     before = await Control(transport).messages("q")
-    async with alarm(broker, transport):
-        listed = await asyncio.wait_for(Control(transport).messages("q"), SOON)
-    assert await Control(transport).messages("q") == listed == before
-    assert len(before) == 3
+    async with alarm(broker, transport), asyncio.timeout(SOON):
+        second: Any = await millpond.connect(transport.url.raw)
+        for _ in range(2):
+            assert await Control(second).messages("q") == before
+        assert (await second.operations.count(["q"]))[0].counts[State.FAILED] == 3
+        closing = asyncio.create_task(second.close())
+    await closing
+    assert await Control(transport).messages("q") == before
+    assert (await transport.operations.count(["q"]))[0].counts[State.FAILED] == 3
     await transport.close()
 
 

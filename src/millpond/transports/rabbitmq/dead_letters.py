@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -13,8 +13,8 @@ from uuid import UUID
 
 import msgspec
 
-from millpond.clock import time_us
-from millpond.errors import InvalidMessage, InvalidOption, MillpondError, not_supported
+from millpond.clock import monotonic, time_us
+from millpond.errors import InvalidMessage, InvalidOption, MillpondError, StoreUnavailable, not_supported
 from millpond.failed_attempts import fingerprint
 from millpond.message import SETTLED, Published, State
 from millpond.seam.operations import Operations, QueueStats, Row
@@ -45,7 +45,13 @@ _AT_ONCE = 250
 _KEEP_FOR = 2.0
 """Seconds that letters stay in this process after a full page, because the next page may be read."""
 
+_ASK_AGAIN_AFTER = 0.1
+
 _COUNTER = "x-delivery-count"
+
+
+class _Blocked(StoreUnavailable):
+    """Nothing was published."""
 
 
 class Letter(msgspec.Struct, frozen=True, gc=False):
@@ -65,6 +71,11 @@ class LetterPage(msgspec.Struct):
     letters: list[Letter]
     left: int
     """Number of letters that stayed in the queue."""
+
+    @property
+    def held(self) -> int:
+        """Number of letters that the broker does not count, because they are in this process."""
+        return sum(letter.tag in self.channel.unsettled for letter in self.letters)
 
     def chosen(self, ids: Collection[UUID]) -> list[Letter]:
         return [letter for letter in self.letters if letter.row.id in ids]
@@ -99,20 +110,19 @@ class DeadLetters:
         publisher: Publisher,
         archive: Operations | None,
         now: Callable[[], int],
-        wait_until_blocked: Callable[[], Coroutine[Any, Any, None]],
+        call_timeout: float,
     ) -> None:
         self._pool = pool
         self._topology = topology
         self._publisher = publisher
         self._archive = archive
         self._now = now
-        self._wait_until_blocked = wait_until_blocked
+        self._call_timeout = call_timeout
         self._queues: dict[str, None] = {}
         """Queues that were listed. A broker cannot list its queues."""
         self._pages: dict[str, LetterPage] = {}
         self._lock = asyncio.Lock()
         self._putting_back: asyncio.Task[None] | None = None
-        self._unfinished: set[asyncio.Task[None]] = set()
 
     async def count(self, queues: Sequence[str] | None = None, *, exact: bool = False) -> list[QueueStats]:
         """Messages that are ready, and dead letters. The states of others are missing."""
@@ -122,7 +132,8 @@ class DeadLetters:
         async with self._lock:
             for name in names:
                 await self._put_back(name)
-        return await count_queues(self._pool, self._archive, names, exact=exact)
+            held = {name: page.held for name, page in self._pages.items() if not page.channel.closed}
+        return await count_queues(self._pool, self._archive, names, held, exact=exact)
 
     async def has_queue(self, queue: str) -> bool:
         (name,) = queue_names([queue])
@@ -177,8 +188,8 @@ class DeadLetters:
                     limit,
                 )
             )
-        if len(page) < limit and not taken_out.left:  # otherwise a later call would take others out
-            await self._put_back_unless_blocked(name)
+            if len(page) < limit and not taken_out.left:  # otherwise a later call would take others out
+                await self._put_back(name)
         return page
 
     async def find(self, ids: Sequence[UUID]) -> list[Row]:
@@ -208,6 +219,7 @@ class DeadLetters:
                         replays = [
                             replay_envelope(letter.envelope, name, queue or letter.row.queue, now) for letter in chosen
                         ]
+                        await self._check_reads()
                         errors = await self._publisher.send_each([OutgoingMessage(envelope) for envelope in replays])
                         done = _stored([letter.tag for letter in chosen], errors)
                         await page.channel.ack(done)
@@ -217,10 +229,15 @@ class DeadLetters:
         return published
 
     async def put_all_back(self) -> None:
-        """Put back all letters that are in this process."""
+        """Put back all letters that are in this process. While the broker blocks publishes, wait for `call_timeout`."""
+        give_up_at = monotonic() + self._call_timeout
         async with self._lock:
-            for queue in list(self._pages):
-                await self._put_back(queue)
+            while True:
+                for queue in list(self._pages):
+                    await self._put_back(queue)
+                if not self._pages or monotonic() > give_up_at:
+                    return  # the end of their channels returns the others
+                await asyncio.sleep(_ASK_AGAIN_AFTER)
 
     def _listed_queues(self, action: str, capability: Capability) -> list[str]:
         if not self._queues:
@@ -253,10 +270,13 @@ class DeadLetters:
             except BaseException:
                 await channel.close()  # its letters return to their queue
                 raise
+        self._put_back_soon()
+        return page
+
+    def _put_back_soon(self) -> None:
         if self._putting_back is not None:
             self._putting_back.cancel()
         self._putting_back = asyncio.create_task(self._put_back_later())
-        return page
 
     async def _put_back_later(self) -> None:
         await asyncio.sleep(_KEEP_FOR)
@@ -265,38 +285,37 @@ class DeadLetters:
             for queue in list(self._pages):
                 with contextlib.suppress(MillpondError):  # the connection was lost: the broker has put them back
                     await self._put_back(queue)
-
-    async def _put_back_unless_blocked(self, queue: str) -> None:
-        """Put letters back. While the broker blocks publishes, that goes on in the background."""
-        putting_back = asyncio.create_task(self._put_back_alone(queue))
-        self._unfinished.add(putting_back)
-        putting_back.add_done_callback(self._unfinished.discard)
-        blocked = asyncio.create_task(self._wait_until_blocked())
-        try:
-            await asyncio.wait({putting_back, blocked}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            blocked.cancel()
-        if putting_back.done():
-            putting_back.result()
-
-    async def _put_back_alone(self, queue: str) -> None:
-        async with self._lock:
-            await self._put_back(queue)
+            if self._pages:  # the broker blocks publishes
+                self._put_back_soon()
 
     async def _put_back(self, queue: str, *, at_the_end: bool = False) -> None:
+        """Put letters back. While the broker blocks publishes, a page with letters to replace stays in this process."""
         page = self._pages.pop(queue, None)
-        if page is not None and not page.channel.closed:
-            replaced = [letter for letter in page.letters if letter.is_replaced or at_the_end]
-            try:
-                await self._replace(page.channel, queue, replaced)
-                # All but those that were replaced.
-                await page.channel.requeue([letter.tag for letter in page.letters], counted=False)
-            except MillpondError as e:
-                if at_the_end:
-                    raise
-                log.warning("dead letters of queue %r return counted as delivered: %s", queue, e)
-            finally:
+        if page is None or page.channel.closed:
+            return
+        replaced = [letter for letter in page.letters if letter.is_replaced or at_the_end]
+        try:
+            if replaced:
+                await self._check_reads()
+            await self._replace(page.channel, queue, replaced)
+            # All but those that were replaced.
+            await page.channel.requeue([letter.tag for letter in page.letters], counted=False)
+        except _Blocked:
+            self._pages[queue] = page
+            if at_the_end:
+                raise
+        except MillpondError as e:
+            if at_the_end:
+                raise
+            log.warning("dead letters of queue %r return counted as delivered: %s", queue, e)
+        finally:
+            if queue not in self._pages:
                 await page.channel.close()  # after an error its letters return to their queue
+
+    async def _check_reads(self) -> None:
+        """Copies that the broker does not read would wait in the socket, with all calls here behind them."""
+        if not await self._publisher.is_read():
+            raise _Blocked("the broker is short of memory or disk and blocks publishes; try again when it reads them")
 
     async def _replace(self, channel: Channel, queue: str, letters: Sequence[Letter]) -> None:
         if letters:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from millpond.message import State
 from millpond.seam.operations import Operations, QueueStats
@@ -13,11 +13,11 @@ from millpond.transports.rabbitmq.names import amqp_name, dead_name, suspects_na
 
 
 async def count_queues(
-    pool: ConnectionPool, archive: Operations | None, queues: Sequence[str], *, exact: bool
+    pool: ConnectionPool, archive: Operations | None, queues: Sequence[str], held: Mapping[str, int], *, exact: bool
 ) -> list[QueueStats]:
     """Messages that are ready, and dead letters. Claimed and delayed ones are not reported: those states are missing.
 
-    With an archive: its COMPLETED messages.
+    `held`: dead letters that are in this process. With an archive: its COMPLETED messages.
     """
     depths = Depths(pool)
     try:
@@ -26,7 +26,7 @@ async def count_queues(
                 queue=queue,
                 counts={
                     State.PENDING: await depths.ready(amqp_name(queue)) + await depths.ready(suspects_name(queue)),
-                    State.FAILED: await depths.ready(dead_name(queue)),
+                    State.FAILED: await depths.ready(dead_name(queue)) + held.get(queue, 0),
                 },
             )
             for queue in queues

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Coroutine, Hashable, Mapping, Sequence
 from typing import Any
@@ -16,10 +17,12 @@ from millpond.transports.rabbitmq.connections import ConnectionPool
 from millpond.transports.rabbitmq.envelope import Envelope
 from millpond.transports.rabbitmq.names import UNDELIVERED, WAIT_EXCHANGE, WAIT_HEADER, amqp_name, bucket_for
 from millpond.transports.rabbitmq.outgoing import OutgoingMessage, check_size, fit_into_frame
+from millpond.transports.rabbitmq.properties import encode
 from millpond.transports.rabbitmq.topology import Topology
 
 _NO_HEADERS: Mapping[str, Any] = {}
 _WAIT_HEADER_SIZE = 50
+_NOTHING = "nothing"
 _AT_ONCE = 1000
 """Number of unconfirmed messages per call. More would only wait in memory."""
 
@@ -49,6 +52,31 @@ class Publisher:
         for first in range(0, len(messages), _AT_ONCE):
             results += await self._send_spread(messages[first : first + _AT_ONCE])
         return results
+
+    async def is_read(self) -> bool:
+        """False while the broker blocks publishes. It reports that only after a publish: here one for no queue."""
+        if self._pool.is_blocked:
+            return False
+        trying = asyncio.create_task(self._publish_nothing())
+        blocked = asyncio.create_task(self._pool.wait_until_blocked())
+        try:
+            done, _ = await asyncio.wait({trying, blocked}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            blocked.cancel()
+            trying.cancel()
+            await asyncio.gather(trying, return_exceptions=True)
+        if trying not in done:
+            return False
+        trying.result()
+        return not self._pool.is_blocked
+
+    async def _publish_nothing(self) -> None:
+        channel = await self._borrow_channel()
+        try:
+            with contextlib.suppress(Unroutable):
+                await channel.send("", "", _NOTHING, encode(_NOTHING, {}, {}), b"")
+        finally:
+            channel.in_use -= 1
 
     async def _send_spread(self, messages: Sequence[OutgoingMessage]) -> list[Exception | None]:
         """Publish copies, those of one id over several channels: on one they would wait for each other."""

@@ -132,7 +132,7 @@ class RabbitTransport:
             self.publisher,
             self._archive,
             self.now,
-            self.publisher_pool.wait_until_blocked,
+            micros(options.call_timeout, "call_timeout") / SECOND,
         )
         self._activity = asyncio.Event()
         """Set when a call of `wait` should check again."""
