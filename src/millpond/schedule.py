@@ -22,7 +22,7 @@ Missed = Literal["skip", "once", "all"]
 MISSED_AFTER = 60 * SECOND
 """Microseconds after which a time that was not published counts as missed."""
 CATCH_UP = 1000
-"""Maximum number of missed times of one schedule in a transaction. One that has so many takes no further schedule."""
+"""Maximum number of times that one transaction publishes. The schedules that are due share it, each at least one."""
 _EVERY = "every "
 _OF_THE_MACHINE = ("localtime", "posixrules")
 """Names whose meaning differs between machines."""
@@ -232,15 +232,15 @@ def _found_zone(name: str) -> tzinfo | None:
         return None
 
 
-def due_times(row: PeriodicRow, now: int) -> tuple[list[int], int]:
-    """(times to publish at `now`, next time). Both follow from the row: every process computes the same."""
+def due_times(row: PeriodicRow, now: int, most: int = CATCH_UP) -> tuple[list[int], int]:
+    """(times to publish at `now`, at most so many; next time)."""
     times = times_of(row.periodic.schedule, row.periodic.timezone)
     begin = row.next_us
     missed = begin < now - MISSED_AFTER
     if missed and row.periodic.missed != "all":
         begin = times.after(now - MISSED_AFTER - 1)
     due: list[int] = []
-    while begin <= now and len(due) < CATCH_UP:
+    while begin <= now and len(due) < most:
         due.append(begin)
         begin = times.after(begin)
     if missed and not due and row.periodic.missed == "once":

@@ -77,6 +77,19 @@ async def test_one_transaction_catches_up_few_times_of_many_schedules(transport:
     assert published[0] <= 3 * 1200 < published[-1] == 7200  # 1200 on each shard
 
 
+@pytest.mark.parametrize("behind", [1, 150])
+async def test_schedules_that_are_behind_delay_no_other(transport: Transport, clock: ManualClock, behind: int) -> None:
+    """For longer they would miss their times. 150 are more than one transaction reads."""
+    await transport.periodic.declare(
+        [Periodic(name=f"behind-{n}", queue="behind", schedule="every 1", missed="all") for n in range(behind)]
+    )
+    clock.advance(timedelta(minutes=59, seconds=30))
+    await transport.periodic.declare([structs.replace(HOURLY, missed="skip")])
+    clock.advance(30)
+    assert await transport.periodic.publish_due() == 0
+    assert await times(transport) == ["01:00"]
+
+
 async def test_an_operators_change_stays_until_the_program_changes(transport: Transport, clock: ManualClock) -> None:
     await transport.periodic.declare([HOURLY])
     assert await transport.periodic.change("report", schedule="30 * * * *", queue="r", missed="skip")

@@ -180,6 +180,8 @@ def test_a_time_now_covers_the_missed_ones() -> None:
 def test_catching_up_is_bounded_and_continues() -> None:
     first, following = due_times(row("all", "every 1"), utc("2026-01-01T02:00"))
     assert len(first) == 1000 and following == first[-1] + 1_000_000
+    few, following = due_times(row("all", "every 1"), utc("2026-01-01T02:00"), 10)
+    assert few == first[:10] and following == first[10]
     once, after = due_times(row("once", "every 1", "2025-01-01T00:00"), utc("2026-01-01T02:00"))
     assert len(once) == 61 and after == utc("2026-01-01T02:00:01")
 

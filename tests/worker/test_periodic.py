@@ -33,6 +33,21 @@ async def test_a_test_advances_the_clock_and_the_handler_runs() -> None:
     assert sorted(map(str, ran)) == ["(7, 'hourly cleanup')", "(7, 'hourly cleanup')", "report", "report"]
 
 
+async def test_a_run_until_idle_catches_all_up() -> None:
+    """Several transactions publish so many times."""
+    pond, ran = Millpond("memory://"), []
+
+    @pond.every(every=1, queue="behind", missed="all", max_workers=100)
+    async def catch_up() -> None:
+        ran.append("behind")
+
+    async with pond.testing() as test:
+        assert await test.run() == 0
+        test.advance(2500)
+        await test.run()
+    assert len(ran) == 2500
+
+
 @on("sqlite")
 async def test_workers_publish_and_the_command_changes(
     pond: Millpond, url: str, capsys: pytest.CaptureFixture[str]

@@ -203,7 +203,8 @@ class Worker:
         if self._periodics or Capability.PERIODIC in transport.capabilities:
             await transport.periodic.declare(self._periodics)
             if self._until_idle:
-                await transport.periodic.publish_due()
+                while not self._stop.is_set() and await transport.periodic.publish_due() == 0:
+                    pass  # more is due
             else:
                 chores.append(asyncio.create_task(periodic_loop(transport.periodic)))
         if Capability.PRESENCE in transport.capabilities:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -11,9 +12,11 @@ import psycopg
 import pymysql
 import pytest
 
+import millpond
 from millpond import Ack, ManualClock
-from millpond.schedule import Periodic
-from tests.rooms.transactions.callers import address
+from millpond.schedule import Periodic, Times, times_of
+from millpond.transports.database import periodic
+from tests.rooms.transactions.callers import address, path
 from tests.triggers import execute, failing
 
 QUEUES = ["a", "b", "c", "d"]
@@ -86,3 +89,20 @@ def locked(url: str, text: str) -> Iterator[None]:
         cursor.execute(text)
         yield
         connection.rollback()  # a close alone does not wait until the server has ended the transaction
+
+
+async def test_schedules_are_computed_while_others_write(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the first call of a process, which finds out whether the clock was set back. SQLite has one writer."""
+    store: Any = await millpond.connect(sqlite_url)
+    await declare(store)
+    written = []
+
+    def slow(schedule: str, timezone: str) -> Times:
+        with contextlib.closing(sqlite3.connect(path(sqlite_url), timeout=0)) as other:
+            written.append(other.execute("BEGIN IMMEDIATE"))
+        return times_of(schedule, timezone)
+
+    monkeypatch.setattr(periodic, "times_of", slow)
+    assert await store.periodic.publish_due() is not None
+    assert len(written) == len(QUEUES)
+    await store.close()

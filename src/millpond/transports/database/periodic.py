@@ -22,7 +22,7 @@ from millpond.transports.database.messages.publish import insert_drafts
 from millpond.transports.database.runner import Room, Runner, read, write
 from millpond.transports.database.shards import Placed, check_owned, lock_if_shard, read_record
 from millpond.transports.database.sql.dialect import NOW, Dialect
-from millpond.transports.database.sql.statement import Query, Steps
+from millpond.transports.database.sql.statement import Many, Query, Rows, Steps
 
 log = logging.getLogger("millpond.periodic")
 
@@ -45,7 +45,11 @@ UPDATE {{periodic}} SET {", ".join(f"{field} = :{field}" for field in _FIELDS[1:
 declared = coalesce(:declared, declared), next_at = :next_at WHERE name = :name
 """
 _REMOVE = "DELETE FROM {periodic} WHERE name = :name"
-_DUE = f"{_SELECT} WHERE paused = 0 AND next_at <= :at ORDER BY next_at, name LIMIT :limit {{locked}}"
+# Those that are behind come last: others would miss their times.
+_DUE = f"""
+{_SELECT} WHERE paused = 0 AND next_at <= :at
+ORDER BY CASE WHEN next_at < :missed THEN 1 ELSE 0 END, next_at, name LIMIT :limit {{locked}}
+"""
 _DONE = "UPDATE {periodic} SET next_at = :next_at, last_at = coalesce(:last_at, last_at) WHERE name = :name"
 _DUE_ALONE = f"{_SELECT} WHERE name = :name AND paused = 0 AND next_at <= :at {{locked}}"
 _DUE_NAMES = "SELECT name FROM {periodic} WHERE paused = 0 AND next_at <= :at ORDER BY next_at, name LIMIT :limit"
@@ -186,23 +190,35 @@ class DatabasePeriodic(Room):
         rows = yield Query(self.d.sql(_DUE_NAMES), {"at": at, "limit": _AT_ONCE + len(self._refused)})
         return [name for (name,) in rows if name not in self._refused]
 
-    @write
-    def _follow_clock(self) -> Steps[int]:
-        """Correct next times that were computed before the database's clock was set back; returns their number."""
-        d = self.d
-        at = (yield Query(d.sql(NOW), {"now": self.now}))[0][0]
-        record = yield from lock_if_shard(d)
-        count = 0
-        for values in (yield Query(d.sql(_WAITING), {"at": at})):
+    async def _follow_clock(self) -> int:
+        """Correct next times that were computed before the database's clock was set back; returns their number.
+
+        They are computed outside of the transaction that writes: SQLite has one writer at a time.
+        """
+        at, rows = await self._waiting()
+        earlier: list[tuple[str, int, int]] = []
+        for values in rows:
             try:
                 row = _row(values)
                 next_at = times_of(row.periodic.schedule, row.periodic.timezone).after(at)
             except Exception:  # it is logged when it is due
                 continue
-            if next_at < row.next_us and (record is None or record.owns(row.periodic.name)):
-                yield Query(d.sql(_EARLIER), {"name": row.periodic.name, "next_at": next_at, "before": row.next_us})
-                count += 1
-        return count
+            if next_at < row.next_us:
+                earlier.append((row.periodic.name, next_at, row.next_us))
+        return await self._correct(earlier) if earlier else 0
+
+    @read
+    def _waiting(self) -> Steps[tuple[int, Rows]]:
+        at = (yield Query(self.d.sql(NOW), {"now": self.now}))[0][0]
+        return at, (yield Query(self.d.sql(_WAITING), {"at": at}))
+
+    @write
+    def _correct(self, earlier: Sequence[tuple[str, int, int]]) -> Steps[int]:
+        record = yield from lock_if_shard(self.d)
+        mine = [values for values in earlier if record is None or record.owns(values[0])]
+        if mine:
+            yield Many(self.d.sql(_EARLIER), ("name", "next_at", "before"), mine)
+        return len(mine)
 
     @write
     def _publish_due(self, alone: str | None) -> Steps[tuple[int, float | None, list[Draft]]]:
@@ -220,12 +236,14 @@ class DatabasePeriodic(Room):
         keyed = record is not None and len(record.map.shards) > 1
         if alone is None:
             limit = _AT_ONCE + len(self._unreadable) + len(self._refused)
-            found = yield Query(d.sql(_DUE), {"at": at, "limit": limit})
+            found = yield Query(d.sql(_DUE), {"at": at, "missed": at - MISSED_AFTER, "limit": limit})
+            if len(found) == limit:  # others may not have been read this time
+                unreadable |= self._unreadable - {values[0] for values in found}
         else:
             found = yield Query(d.sql(_DUE_ALONE), {"at": at, "name": alone})
+        # A transaction with all times of many schedules would exceed its timeout.
+        share = max(1, CATCH_UP // max(1, len(found)))
         for values in found:
-            if len(drafts) >= CATCH_UP:  # a transaction with the times of many schedules would exceed its timeout
-                break
             name = values[0]
             if (alone is None and name in self._refused) or (record is not None and not record.owns(name)):
                 unreadable.add(name)
@@ -233,7 +251,7 @@ class DatabasePeriodic(Room):
             try:
                 row = _row(values)
                 row.periodic.check()
-                times, next_at = due_times(row, at)
+                times, next_at = due_times(row, at, share)
                 drafts += [_draft(row.periodic, time, keyed=keyed) for time in times]
             except Exception as e:  # the row may hold anything: one that cannot be read delays no other one
                 unreadable.add(name)
@@ -244,8 +262,6 @@ class DatabasePeriodic(Room):
             yield Query(d.sql(_DONE), {"name": name, "next_at": next_at, "last_at": last})
             found_any = True
         if alone is None:
-            if len(drafts) >= CATCH_UP:
-                unreadable |= self._unreadable  # some of them may not have been read this time
             self._unreadable = unreadable
         if drafts:
             yield from insert_drafts(
