@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -12,7 +13,7 @@ from uuid import UUID, uuid4
 import pytest
 
 import millpond
-from millpond import Ack, Nack, State, transports
+from millpond import Ack, ManualClock, Nack, State, transports
 from millpond.errors import InvalidOption, MoverFenced, ShardMapMismatch
 from millpond.seam.shards import MapChange, MoveProgress
 from millpond.seam.workers import message_step
@@ -130,6 +131,49 @@ async def test_waiting_and_scheduled_messages_move(urls: list[str], store: Shard
     found = await bodies(store)
     assert len(found) == 22 and set(found.values()) == {1}
     assert await transports.move_range(urls, "-55", "b") == []
+
+
+@pytest.mark.parametrize("set_back", [False, True])
+async def test_a_claimed_message_of_a_shard_whose_clock_is_ahead_is_waited_for(
+    urls: list[str], store: ShardedStore, set_back: bool
+) -> None:
+    """It came from there earlier. `set_back`: that clock was corrected since."""
+    ahead = ManualClock(datetime.now(UTC) + timedelta(minutes=1))
+
+    async def move(change: MapChange, *, in_pass: Callable[[int], Awaitable[None]], corrected: bool = False) -> int:
+        passes = 0
+
+        async def on_step(step: str) -> None:
+            nonlocal passes
+            passes += step == "await ids"
+            await in_pass(passes)
+
+        async def connect(url: Url, **options: Any) -> DatabaseStore:
+            return await connect_one(url, **({} if corrected or url.raw != urls[2] else {"clock": ahead}))
+
+        async with opened([Url(url) for url in urls], connect, {}) as (stores, map_):
+            return await Mover(stores, map_, on_step=on_step).run(change)
+
+    async def nothing(_: int) -> None: ...
+
+    early = await millpond.connect(urls, clock=ahead)
+    given = message(*keys_of(store, "c", 1), id=uuid4())
+    await early.publish([given])
+    assert await move(MapChange("aa-", "c", "a"), in_pass=nothing) == 1
+    (claim,) = await early.claim(["q"])
+    assert claim.message.id == given.id
+    await early.close()
+    nacked = False
+
+    async def nack(passes: int) -> None:
+        nonlocal nacked
+        if passes == 3 and not nacked:
+            nacked = True
+            await store.settle([Nack(claim.receipt, delay=0)])
+
+    assert await move(MapChange("aa-", "a", "b"), in_pass=nack, corrected=set_back) == 1
+    assert (await live(store, "a"), await live(store, "b")) == (0, 1)
+    assert not (await store.publish([given]))[0].new
 
 
 async def test_a_given_id_is_recognised_by_the_new_owner(urls: list[str], store: ShardedStore) -> None:

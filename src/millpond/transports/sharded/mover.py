@@ -248,12 +248,19 @@ class Mover:
         Later ones are moved too, but not waited for: only plain SQL still writes them, perhaps for ever.
         """
         backoff = Backoff(0.05, 1.0)
-        switched_at = await self.stores[change.source].moving.clock()
+        # A message keeps its time when it moves: it may come from a shard whose clock is ahead.
+        switched_at = max([await store.moving.clock() for store in self.stores.values()])
+        # A clock may also have been set back: messages of the first pass count, whatever their time.
+        known: set[UUID] = set()
+        is_first = True
         while True:
             before = self._moved
             left = claimed = found = 0
             async for page in self._pages(change):
-                found += sum(one.created_at <= switched_at for one in page)
+                later = {one.id for one in page if one.created_at > switched_at}
+                if is_first:
+                    known |= later
+                found += len(page) - len(later - known)
                 waiting, running = _by_state(page)
                 claimed += len(running)
                 # Some may have been published after the ids were read.
@@ -261,6 +268,7 @@ class Mover:
                 for part in self._parts(waiting):
                     left += len(part) - await self._move(epoch, change, part)
                     self._report(change, "move", left, claimed)
+            is_first = False
             await self._collect(epoch, change.target)  # copies whose id was taken there for a while
             unique = await self._note_arrivals(epoch, change)
             copies = await self.stores[change.target].moving.count_incoming()
