@@ -30,6 +30,7 @@ from millpond.transports.url import Url
 from tests.conftest import fresh_name
 from tests.rooms.streams.driver import Driver
 from tests.shards.conftest import keys_of, message
+from tests.triggers import execute, id_literal
 from tests.waiting import until
 
 STEPS = (
@@ -174,6 +175,44 @@ async def test_a_claimed_message_of_a_shard_whose_clock_is_ahead_is_waited_for(
     assert await move(MapChange("aa-", "a", "b"), in_pass=nack, corrected=set_back) == 1
     assert (await live(store, "a"), await live(store, "b")) == (0, 1)
     assert not (await store.publish([given]))[0].new
+
+
+@pytest.mark.parametrize(
+    ("urls", "bad", "name"),
+    [("mariadb", "x'EDA080'", "`key`"), ("sqlite", "CAST(x'EDA080' AS TEXT)", "key")],
+    indirect=["urls"],
+)
+async def test_a_text_that_the_driver_cannot_decode_moves(
+    urls: list[str], store: ShardedStore, bad: str, name: str
+) -> None:
+    """Half of a surrogate pair, which MariaDB takes for UTF-8."""
+    keys = keys_of(store, "a", 20)
+    await store.publish([message(keys[0])])
+    await bodies(store)
+    published = await store.publish([message(key, key.encode()) for key in keys])
+    execute(
+        urls[0],
+        f"UPDATE millpond_archive SET {name} = {bad}, created_at = 0",
+        f"UPDATE millpond_message SET headers = {bad} WHERE id = {id_literal(urls[0], published[0].id)}",
+        f"UPDATE millpond_message SET {name} = {bad} WHERE id = {id_literal(urls[0], published[1].id)}",
+        f"INSERT INTO millpond_once (id, {name}, token, at) "
+        f"VALUES ({id_literal(urls[0], published[2].id)}, {bad}, 1, 1)",
+    )
+    await transports.move_range(urls, "-", "b")
+    assert (await live(store, "a"), await live(store, "b")) == (0, 20)
+    await transports.sweep_shards(urls)
+    rows = {row.id: row for row in await store.members["b"].call(lambda one: one.operations.browse("q", limit=50))}
+    assert rows[published[0].id].headers == {"undecodable": "\\xed\\xa0\\x80"}
+    assert rows[published[1].id].key == "\\xed\\xa0\\x80"
+
+
+@pytest.mark.parametrize("urls", ["sqlite"], indirect=True)
+async def test_a_body_that_is_a_number_moves(urls: list[str], store: ShardedStore) -> None:
+    """Another program can write it into SQLite."""
+    await store.publish([message(*keys_of(store, "a", 1))])
+    execute(urls[0], "UPDATE millpond_message SET payload = 75")
+    await transports.move_range(urls, "-55", "b")
+    assert await bodies(store) == {b"75": 1}
 
 
 async def test_a_given_id_is_recognised_by_the_new_owner(urls: list[str], store: ShardedStore) -> None:

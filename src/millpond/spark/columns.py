@@ -28,7 +28,7 @@ _COMMON = (
     Column("queue", Kind.TEXT, "queue"),
     Column("key", Kind.TEXT, "{key}"),
     Column("priority", Kind.NUMBER, "priority"),
-    Column("payload", Kind.BYTES, "payload"),
+    Column("payload", Kind.BYTES, "{body}"),
     Column("headers", Kind.TEXT, "headers"),
     Column("deliveries", Kind.NUMBER, "deliveries"),
     Column("created_at", Kind.TIME, "created_at"),

@@ -460,6 +460,14 @@ def test_text_that_is_no_utf8(kind: str, request: pytest.FixtureRequest, tmp_pat
     assert len(by_duckdb(tmp_path / "lake")) == 4
 
 
+def test_a_body_that_is_a_number(sqlite_url: str, tmp_path: Path) -> None:
+    """Another program can write it into SQLite."""
+    fill(sqlite_url, ["orders"])
+    execute(sqlite_url, "UPDATE millpond_archive SET payload = 75")
+    assert export(tmp_path / "lake", sqlite_url, decode="infer").rows == 4
+    assert {row["payload"] for row in lake_rows(tmp_path / "lake")} == {b"75"}
+
+
 def test_no_json_at_all(sqlite_url: str, tmp_path: Path) -> None:
     async def binary() -> None:
         store: Any = await millpond.connect(sqlite_url)

@@ -284,7 +284,7 @@ def _sum(counts: Iterable[Mapping[int, int]]) -> dict[int, int]:
 
 def _sample(works: Sequence[Work], redact: RedactBody | None) -> Iterator[bytes]:
     """The first bodies of every slice."""
-    columns = [Column("queue", Kind.TEXT, "queue"), Column("payload", Kind.BYTES, "payload")]
+    columns = [Column("queue", Kind.TEXT, "queue"), Column("payload", Kind.BYTES, "{body}")]
     for work in works:
         with work.shard.open_reader() as reader:
             batches = reader.read(work.slice, columns)

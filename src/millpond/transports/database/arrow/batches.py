@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from millpond.seam.arrow import Column, Kind, arrow_schema
+from millpond.transports.database.sql.columns import as_text
 
 if TYPE_CHECKING:  # the driver of a Spark job plans without Arrow
     import pyarrow as pa
@@ -59,9 +60,4 @@ def _array(values: Sequence[Any], kind: Kind) -> pa.Array:
     except pa.ArrowInvalid:
         if kind is not Kind.TEXT:
             raise
-        return pa.array([_text(value) for value in values], kind.arrow)
-
-
-def _text(value: bytes | None) -> str | None:
-    """The text, with backslashes for bytes that are no UTF-8: another program wrote them."""
-    return None if value is None else value.decode(errors="backslashreplace")
+        return pa.array([as_text(value) for value in values], kind.arrow)

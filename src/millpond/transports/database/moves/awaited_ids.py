@@ -11,12 +11,13 @@ from uuid import UUID
 
 from millpond.transports.database.moves.move_steps import MOVED_MARK, check_epoch
 from millpond.transports.database.runner import Room, read, write
+from millpond.transports.database.sql.columns import as_text
 from millpond.transports.database.sql.statement import Many, Query, Steps
 
 _NEVER = (1 << 63) - 1
 
 _ARCHIVED = """
-SELECT id, {key}, archived_at FROM {archive}
+SELECT id, {raw}{key}{end_raw}, archived_at FROM {archive}
 WHERE archived_at > :since AND archived_at <= :until AND created_at <= :published_until
 """
 _LAST_ARCHIVED = "SELECT id, max(archived_at) FROM {archive} {archive_id_index} WHERE id {ids} GROUP BY id"
@@ -40,7 +41,7 @@ class AwaitedIds(Room):
         """Messages that were archived in (since, until] and published long before: id, key, time of the archive."""
         given = {"since": since, "until": until, "published_until": published_until}
         rows = yield Query(self.d.sql(_ARCHIVED), given)
-        return [(self.d.id_out(id_), key, int(at)) for id_, key, at in rows]
+        return [(self.d.id_out(id_), as_text(key), int(at)) for id_, key, at in rows]
 
     @read
     def last_archived(self, ids: Sequence[UUID]) -> Steps[dict[UUID, int]]:

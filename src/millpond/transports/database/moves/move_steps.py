@@ -16,7 +16,7 @@ from millpond.clock import SECOND
 from millpond.errors import MoverFenced, ShardMapMismatch
 from millpond.seam.shards import MapChange
 from millpond.transports.database.runner import Room, read, write
-from millpond.transports.database.sql.columns import WAITING, names
+from millpond.transports.database.sql.columns import WAITING, as_body, as_text, names
 from millpond.transports.database.sql.dialect import NOW, Dialect
 from millpond.transports.database.sql.statement import Many, Query, Rows, Steps
 from millpond.transports.shard_map import ShardMap
@@ -32,12 +32,25 @@ _PLAN = "UPDATE {moving} SET epoch = :epoch, pending = :pending WHERE id = 1"
 _LOCK_MAP = "SELECT name, map FROM {shard} WHERE id = 1 {lock}"
 _SWITCH = "UPDATE {shard} SET version = :version, map = :map WHERE id = 1"
 
+_TEXTS = frozenset(
+    (
+        *("queue", "key", "headers", "last_error", "history", "scope"),
+        *("name", "schedule", "timezone", "missed", "declared"),
+    )
+)
+"""Columns that hold any text. One that is no UTF-8, which another program wrote, must not stop a move."""
+
+
+def _read(columns: Sequence[str]) -> str:
+    return ", ".join(f"{{raw}}{names([column])}{{end_raw}}" if column in _TEXTS else column for column in columns)
+
+
 # Values without a message that is live, or a window, are free.
 _UNIQUE_PAGE = """
-SELECT u.id, u.message, u.until, m.id, m.{key} FROM {unique} u LEFT JOIN {message} m ON m.id = u.message
+SELECT u.id, u.message, u.until, m.id, {raw}m.{key}{end_raw} FROM {unique} u LEFT JOIN {message} m ON m.id = u.message
 WHERE u.id > :after AND u.message IS NOT NULL AND (m.id IS NOT NULL OR u.until > {now}) ORDER BY u.id LIMIT :limit
 """
-_ARCHIVED_KEYS = "SELECT id, {key} FROM {archive} {archive_id_index} WHERE id {ids}"
+_ARCHIVED_KEYS = "SELECT id, {raw}{key}{end_raw} FROM {archive} {archive_id_index} WHERE id {ids}"
 _LOCK_UNIQUE = "SELECT id, until FROM {unique} WHERE id {ids} {lock}"
 _DROP_UNIQUE = "DELETE FROM {unique} WHERE id {ids}"
 _KEEP_UNIQUE = "INSERT INTO {unique} (id, message, until, source) VALUES (:id, :message, :until, :source)"
@@ -49,19 +62,24 @@ _SCHEDULE = (
     *("name", "queue", "schedule", "timezone", "missed", "priority", "payload", "headers"),
     *("paused", "declared", "next_at", "last_at"),
 )
-_SCHEDULES = f"SELECT {', '.join(_SCHEDULE)} FROM {{periodic}} ORDER BY name"
+_SCHEDULES = f"SELECT {_read(_SCHEDULE)} FROM {{periodic}} ORDER BY name"
 _KEEP_SCHEDULE = f"""
 INSERT INTO {{periodic}} ({", ".join(_SCHEDULE)}) VALUES ({", ".join(f":{name}" for name in _SCHEDULE)})
 """
 _DROP_SCHEDULE = "DELETE FROM {periodic} WHERE name = :name"
 
-_PAGE = "SELECT id, {key}, state, created_at FROM {message} {id_index} WHERE id > :after ORDER BY id LIMIT :limit"
-_WAITING = f"SELECT {names(WAITING)} FROM {{message}} {{id_index}} WHERE id {{ids}} AND state <> 'PROCESSING'"
+_PAGE = f"""
+SELECT {_read(("id", "key", "state", "created_at"))} FROM {{message}} {{id_index}}
+WHERE id > :after ORDER BY id LIMIT :limit
+"""
+_WAITING = f"SELECT {_read(WAITING)} FROM {{message}} {{id_index}} WHERE id {{ids}} AND state <> 'PROCESSING'"
 _LOCK_WAITING = f"{_WAITING} {{locked}}"
-_ONCE = "SELECT id, {key}, token, at FROM {once} WHERE id {ids}"
+_ONCE_COLUMNS = ("id", "key", "token", "at")
+_ONCE = f"SELECT {_read(_ONCE_COLUMNS)} FROM {{once}} WHERE id {{ids}}"
 _KEEP_ONCE = "INSERT INTO {once} (id, {key}, token, at) VALUES (:id, :key, :token, :at) {or_skip}"
+_STEP_COLUMNS = ("message", "id", "scope", "name", "token", "result", "at")
 # Steps without a result belong to deliveries that have ended.
-_STEPS = "SELECT message, id, scope, name, token, result, at FROM {step} WHERE message {ids} AND result IS NOT NULL"
+_STEPS = f"SELECT {_read(_STEP_COLUMNS)} FROM {{step}} WHERE message {{ids}} AND result IS NOT NULL"
 _KEEP_STEP = """
 INSERT INTO {step} (message, id, scope, name, token, result, at)
 VALUES (:message, :id, :scope, :name, :token, :result, :at) {or_skip}
@@ -116,7 +134,7 @@ class UniqueValue(msgspec.Struct, frozen=True):
 
 
 class LiveMessage(NamedTuple):
-    """What decides whether a message moves."""
+    """The facts that decide whether a message moves."""
 
     id: UUID
     key: str | None
@@ -169,7 +187,9 @@ class DatabaseMoving(Room):
         yield Query(self.d.sql(_MAKE_FENCE), {})
         found = _pending((yield Query(self.d.sql(_LOCK_FENCE), {})))
         if undo and found.change != change:
-            raise ShardMapMismatch("another operator has ended that change meanwhile; nothing was undone")
+            raise ShardMapMismatch(
+                "another operator has ended that change meanwhile; nothing was undone. Look at millpond shards status"
+            )
         if change is not None and found.change not in (None, change):
             raise ShardMapMismatch(
                 f"another change of the shard map is pending: {found.change}; finish it with the same command, or "
@@ -214,7 +234,9 @@ class DatabaseMoving(Room):
     def page(self, after: UUID, limit: int) -> Steps[list[LiveMessage]]:
         """Live messages in the order of ids."""
         rows = yield Query(self.d.sql(_PAGE), {"after": self.d.id_in(after), "limit": limit})
-        return [LiveMessage(self.d.id_out(id_), key, state != "PROCESSING", at) for id_, key, state, at in rows]
+        return [
+            LiveMessage(self.d.id_out(id_), as_text(key), state != "PROCESSING", at) for id_, key, state, at in rows
+        ]
 
     @read
     def waiting(self, ids: Sequence[UUID]) -> Steps[tuple[list[list[Any]], list[list[Any]], list[list[Any]]]]:
@@ -223,8 +245,8 @@ class DatabaseMoving(Room):
         rows = yield Query(self.d.sql(_WAITING), keys)
         once = yield Query(self.d.sql(_ONCE), keys)
         steps = yield Query(self.d.sql(_STEPS), keys)
-        results = [[message, self.d.id_out(id_), *rest] for message, id_, *rest in self._neutral(steps)]
-        return self._neutral(rows), self._neutral(once), results
+        results = [[message, self.d.id_out(id_), *rest] for message, id_, *rest in self._neutral(_STEP_COLUMNS, steps)]
+        return self._neutral(WAITING, rows), self._neutral(_ONCE_COLUMNS, once), results
 
     @write
     def remove(self, epoch: int, target: str, rows: Sequence[Sequence[Any]]) -> Steps[set[UUID]]:
@@ -233,7 +255,7 @@ class DatabaseMoving(Room):
         yield from check_epoch(d, epoch)
         keys = {"ids": [d.id_in(row[0]) for row in rows]}
         copied = {row[0]: list(row) for row in rows}
-        found = self._neutral((yield Query(d.sql(_LOCK_WAITING), keys)))
+        found = self._neutral(WAITING, (yield Query(d.sql(_LOCK_WAITING), keys)))
         same = {"ids": [d.id_in(row[0]) for row in found if row == copied[row[0]]]}
         if same["ids"]:
             at = (yield Query(d.sql(NOW), {"now": self.now}))[0][0]
@@ -279,7 +301,7 @@ class DatabaseMoving(Room):
         rows = yield Query(d.sql(_UNIQUE_PAGE), {"after": d.id_in(after), "limit": limit, "now": self.now})
         ended = [message for _, message, _, live, _ in rows if live is None]
         found = (yield Query(d.sql(_ARCHIVED_KEYS), {"ids": ended})) if ended else ()
-        keys = {id_: key for id_, key in found}
+        keys = {id_: as_text(key) for id_, key in found}
         return [
             UniqueValue(
                 d.id_out(id_),
@@ -287,7 +309,7 @@ class DatabaseMoving(Room):
                 until,
                 live is not None,
                 live is not None or message in keys,
-                keys.get(message) if live is None else key,
+                keys.get(message) if live is None else as_text(key),
             )
             for id_, message, until, live, key in rows
         ]
@@ -301,7 +323,7 @@ class DatabaseMoving(Room):
     @read
     def schedules(self) -> Steps[list[list[Any]]]:
         """Schedules of periodic messages. The name is the first column."""
-        return [[*map(_plain, row)] for row in (yield Query(self.d.sql(_SCHEDULES), {}))]
+        return [[*map(_plain, _SCHEDULE, row)] for row in (yield Query(self.d.sql(_SCHEDULES), {}))]
 
     @write
     def drop_schedules(self, epoch: int, names: Sequence[str]) -> Steps[None]:
@@ -382,10 +404,11 @@ class DatabaseMoving(Room):
         if values:
             yield Many(d.sql(_COPY), ("source", "epoch", *WAITING), values)
         if once:
-            yield Many(d.sql(_KEEP_ONCE), ("id", "key", "token", "at"), [(d.id_in(row[0]), *row[1:]) for row in once])
+            yield Many(d.sql(_KEEP_ONCE), _ONCE_COLUMNS, [(d.id_in(row[0]), *row[1:]) for row in once])
         if steps:
-            columns = ("message", "id", "scope", "name", "token", "result", "at")
-            yield Many(d.sql(_KEEP_STEP), columns, [(d.id_in(row[0]), d.id_in(row[1]), *row[2:]) for row in steps])
+            yield Many(
+                d.sql(_KEEP_STEP), _STEP_COLUMNS, [(d.id_in(row[0]), d.id_in(row[1]), *row[2:]) for row in steps]
+            )
         return taken
 
     @write
@@ -423,12 +446,16 @@ class DatabaseMoving(Room):
     def count_incoming(self) -> Steps[int]:
         return int((yield Query(self.d.sql(_COUNT_INCOMING), {}))[0][0])
 
-    def _neutral(self, rows: Rows) -> list[list[Any]]:
+    def _neutral(self, columns: Sequence[str], rows: Rows) -> list[list[Any]]:
         """Rows that every kind of database takes: ids as UUIDs, bodies as bytes."""
-        return [[self.d.id_out(row[0]), *map(_plain, row[1:])] for row in rows]
+        return [[self.d.id_out(row[0]), *map(_plain, columns[1:], row[1:])] for row in rows]
 
 
-def _plain(value: Any) -> Any:
+def _plain(column: str, value: Any) -> Any:
+    if column in _TEXTS:
+        return as_text(value)
+    if column == "payload":
+        return as_body(value)
     return bytes(value) if isinstance(value, bytearray | memoryview) else value
 
 

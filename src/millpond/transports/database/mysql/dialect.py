@@ -146,6 +146,10 @@ class MysqlDialect(Dialect):
         "held": "(m.lease_until > 0 OR (m.lease_until IS NULL AND m.worker IS NOT NULL)) AND m.state = 'PROCESSING'",
         # By old statistics, of a time when the table was small, the server would read all of it.
         "id_index": "FORCE INDEX (PRIMARY)",
+        "body": "payload",
+        # Half of a surrogate pair is UTF-8 for MariaDB. The driver fails in the middle of such a result.
+        "raw": "CAST(",
+        "end_raw": " AS BINARY)",
         "archive_index": "FORCE INDEX ({prefix}archive_queue)",
         "archive_time_index": "FORCE INDEX (PRIMARY)",
         "archive_id_index": "FORCE INDEX ({prefix}archive_id)",

@@ -142,7 +142,7 @@ def claims(rows: Rows, token: int, id_out: Callable[[Any], UUID]) -> list[Claim]
                 unreadable = describe(e)
         message = Message(
             queue=queue,
-            payload=payload if type(payload) is bytes else _body(payload),
+            payload=payload if type(payload) is bytes else as_body(payload),
             id=id_,
             key=key,
             priority=priority,
@@ -154,9 +154,14 @@ def claims(rows: Rows, token: int, id_out: Callable[[Any], UUID]) -> list[Claim]
     return found
 
 
-def _body(payload: Any) -> bytes:
+def as_body(payload: Any) -> bytes:
     """A body that another program wrote into SQLite as text or number, or that a driver returned as bytearray."""
-    return bytes(payload) if isinstance(payload, bytearray | memoryview) else str(payload).encode()
+    return bytes(payload) if isinstance(payload, bytes | bytearray | memoryview) else str(payload).encode()
+
+
+def as_text(value: str | bytes | None) -> str | None:
+    """A text that is read as bytes, with backslashes for those that are no UTF-8: another program wrote them."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
 # --- settle ---------------------------------------------------------------------------------------------
@@ -280,7 +285,7 @@ def as_rows(rows: Rows, id_out: Callable[[Any], UUID]) -> list[Row]:
         fields["state"] = State(fields["state"])
         fields["headers"] = _headers(fields["headers"])
         if type(fields["payload"]) is not bytes:
-            fields["payload"] = _body(fields["payload"])
+            fields["payload"] = as_body(fields["payload"])
         found.append(Row(**fields))
     return found
 

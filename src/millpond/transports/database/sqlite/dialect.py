@@ -62,6 +62,10 @@ class SqliteDialect(Dialect):
         "held": "m.state = 'PROCESSING'",
         # Without this it would search by queue, of which there are few.
         "id_index": "INDEXED BY sqlite_autoindex_{prefix}message_1",
+        # The column takes numbers too.
+        "body": "CAST(payload AS BLOB)",
+        "raw": "",
+        "end_raw": "",
         "archive_index": "INDEXED BY {prefix}archive_queue",
         "archive_time_index": "INDEXED BY {prefix}archive_time",
         "archive_id_index": "INDEXED BY {prefix}archive_id",
