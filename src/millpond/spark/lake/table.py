@@ -94,7 +94,10 @@ class Began:
         """Raise if the first files may be gone soon. By two clocks: one stands still while the machine is suspended."""
         passed = max(monotonic() - self._monotonic, (SystemClock().now() - self._wall_us) / SECOND)
         if passed > LONGEST.total_seconds():
-            raise LakeChanged("it took days, and a compaction may have deleted its first files; nothing was committed")
+            raise LakeChanged(
+                f"the export or compaction took more than {LONGEST // timedelta(hours=1)} hours, and its first files "
+                "may be deleted; nothing was committed, run it again"
+            )
 
 
 @contextlib.contextmanager
