@@ -134,6 +134,7 @@ async def test_waiting_and_scheduled_messages_move(urls: list[str], store: Shard
     assert await transports.move_range(urls, "-55", "b") == []
 
 
+@pytest.mark.slow_on_servers
 @pytest.mark.parametrize("set_back", [False, True])
 async def test_a_claimed_message_of_a_shard_whose_clock_is_ahead_is_waited_for(
     urls: list[str], store: ShardedStore, set_back: bool
