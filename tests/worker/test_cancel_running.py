@@ -2,11 +2,12 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from millpond import AckPolicy, Delivery, Millpond, State
+from millpond import AckPolicy, Delivery, Handling, Millpond, NackMessage, State
 from millpond.cli import run_command
 from tests.waiting import until
 from tests.worker.conftest import became, on, working
@@ -62,6 +63,40 @@ async def test_a_handler_in_a_thread_finds_the_mark(pond: Millpond) -> None:
         row = await became(pond, id_, State.FAILED)
         assert row.reason == "cancelled"
         await until(ended.is_set)
+
+
+@on("sqlite")
+@pytest.mark.parametrize(
+    ("raised", "state", "reason"),
+    [
+        (ValueError("out of stock"), State.FAILED, "not needed"),
+        (NackMessage(delay=600), State.RETRYABLE, None),
+        (None, State.COMPLETED, None),
+    ],
+)
+async def test_a_cancel_while_the_middleware_ends(
+    pond: Millpond, raised: Exception | None, state: State, reason: str | None
+) -> None:
+    """An error is no decision: the message does not run again."""
+    tears_down = asyncio.Event()
+
+    @pond.middleware
+    async def hangs(handling: Handling) -> AsyncGenerator[None, BaseException | None]:
+        yield
+        tears_down.set()
+        await asyncio.Event().wait()
+
+    @pond.subscriber("q")
+    async def handle(body: int) -> None:
+        if raised is not None:
+            raise raised
+
+    id_ = await pond.publish("q", 1)
+    async with working(pond):
+        await tears_down.wait()
+        assert await (await pond.transport).workers.cancel([id_], reason="not needed") == [id_]
+        row = await became(pond, id_, state)
+    assert (row.reason, row.attempts) == (reason, 1)
 
 
 @on("sqlite")

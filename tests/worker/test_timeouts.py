@@ -4,10 +4,11 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Generator
 
 import pytest
 
-from millpond import Delivery, LeaseLost, Millpond, Retry, State
+from millpond import Delivery, Handling, LeaseLost, Millpond, Retry, State
 from tests.waiting import SOON, until
 from tests.worker.conftest import became, counts, on, row, working
 
@@ -112,6 +113,32 @@ async def test_the_next_attempt_of_a_hung_thread_waits_for_a_lease(pond: Millpon
         await became(pond, id_, State.COMPLETED)
         release.set()
     assert began[1] - began[0] > 4
+
+
+@on("memory")
+async def test_a_failed_attempt_whose_middleware_hangs_in_the_thread_waits_for_a_lease(pond: Millpond) -> None:
+    tears_down, release = threading.Event(), threading.Event()
+
+    @pond.middleware
+    def hangs(handling: Handling) -> Generator[None, BaseException | None, None]:
+        yield
+        tears_down.set()
+        release.wait(SOON)
+
+    @pond.subscriber("q", max_workers=2, lease=600, retry=AGAIN)
+    def handle(body: int) -> None:
+        raise ValueError("out of stock")
+
+    async with working(pond):
+        id_ = await pond.publish("q", 1)
+        await until(tears_down.is_set)
+        assert pond.worker is not None
+        for slot in pond.worker._pools[0]._slots:
+            slot.interrupt("timeout")
+        found = await became(pond, id_, State.RETRYABLE)
+        release.set()
+    assert (found.attempts, found.error) == (1, "ValueError: out of stock")
+    assert found.due_us - found.created_us > 599_000_000
 
 
 @on("memory")

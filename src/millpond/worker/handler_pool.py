@@ -28,7 +28,7 @@ from weakref import getweakrefcount
 
 from millpond.clock import Seconds, monotonic, seconds
 from millpond.message import Claim, Receipt
-from millpond.outcome import AckPolicy, Outcome, Raised
+from millpond.outcome import DECISIONS, AckPolicy, Outcome, Raised
 from millpond.redaction import Redact
 from millpond.seam.transport import Transport
 from millpond.worker.delivery import Delivery, current, in_batch
@@ -491,8 +491,7 @@ class HandlerPool:
             if self._torn_down and slot.interrupted is None and isinstance(e, asyncio.CancelledError):
                 raise
             error = e
-        ended_before = bool(slot.deliveries) and slot.deliveries[0].result is not None
-        if slot.interrupted is not None and not ended_before:  # in any case, however the handler reacted
+        if slot.interrupted is not None and not _has_result(slot):  # in any case, however the handler reacted
             await self._settle_interrupted(slot)
             return
         if slot.interrupted is not None:
@@ -509,20 +508,21 @@ class HandlerPool:
             return
         if isinstance(error, asyncio.CancelledError):
             error = asyncio.CancelledError("the handler cancelled itself")
-        self._results.settle_raised(slot.deliveries, error, monotonic() - slot.started)
+        self._settle_raised(slot, error)
+
+    def _settle_raised(self, slot: HandlerSlot, error: BaseException) -> None:
+        elapsed = monotonic() - slot.started
+        self._results.settle_raised(slot.deliveries, error, elapsed, least_delay=_least_delay(slot))
 
     async def _settle_interrupted(self, slot: HandlerSlot) -> None:
         """A timeout counts as an error; after any other interruption the attempt does not count.
 
-        While a thread runs on, its message must not run a second time. A failed attempt waits for at least a lease. A
-        stop gives the message back when the thread has ended; if the worker ends first, the lease ends by itself. So do
-        the other messages of a batch of which an operator cancelled some.
+        A stop gives the message back when its thread has ended; if the worker ends first, the lease ends by itself. So
+        do the other messages of a batch of which an operator cancelled some.
         """
-        thread = None if slot.call is None or slot.call.done() else slot.call
+        thread = _running_thread(slot)
         if slot.interrupted == "timeout":
-            error = TimeoutError(f"the handler ran longer than {self.subscription.timeout_s:g} s")
-            least = max(seconds(delivery.lease) for delivery in slot.deliveries) if thread is not None else 0.0
-            self._results.settle_raised(slot.deliveries, error, monotonic() - slot.started, least_delay=least)
+            self._settle_raised(slot, TimeoutError(f"the handler ran longer than {self.subscription.timeout_s:g} s"))
             return
         deliveries = slot.deliveries
         if slot.interrupted == "cancelled":
@@ -605,3 +605,20 @@ class HandlerPool:
                     hung,
                     self.subscription.name,
                 )
+
+
+def _running_thread(slot: HandlerSlot) -> asyncio.Future[Any] | None:
+    return None if slot.call is None or slot.call.done() else slot.call
+
+
+def _least_delay(slot: HandlerSlot) -> float:
+    """Seconds to the next attempt: a lease if a thread runs on, whose message must not run a second time meanwhile."""
+    return 0.0 if _running_thread(slot) is None else max(seconds(delivery.lease) for delivery in slot.deliveries)
+
+
+def _has_result(slot: HandlerSlot) -> bool:
+    """Whether the handler ended before its middleware was interrupted. Its error is no decision against a cancel."""
+    result = slot.deliveries[0].result if slot.deliveries else None
+    if slot.interrupted == "cancelled" and isinstance(result, Raised):
+        return isinstance(result.error, DECISIONS)
+    return result is not None
