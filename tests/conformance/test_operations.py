@@ -221,6 +221,27 @@ async def test_purge_what_is_older(transport: Transport, clock: ManualClock) -> 
 
 
 @archive
+async def test_purge_what_was_archived_before_a_time(transport: Transport, clock: ManualClock) -> None:
+    """The messages that `archived` reads up to this time, whatever is archived meanwhile."""
+    for body in (b"first", b"second", b"third"):
+        await settled(transport, Ack, body=body)
+        clock.advance(0.000001)
+    (second,) = [row for row in await transport.operations.archived() if row.payload == b"second"]
+    until = as_datetime(second.archived_us)
+    (first,) = await transport.operations.archived(until=until)
+    assert first.payload == b"first"
+    clock.advance(60)
+    with pytest.raises(InvalidTime, match="naive"):
+        await transport.operations.purge(until=until.replace(tzinfo=None))
+    with pytest.raises(InvalidOption, match="not both"):
+        await transport.operations.purge(until=until, older_than=0)
+    assert await transport.operations.purge("other", until=until) == 0
+    assert await transport.operations.purge(until=until, states=[State.FAILED]) == 0
+    assert await transport.operations.purge(until=until) == 1
+    assert {row.payload for row in await transport.operations.archived()} == {b"second", b"third"}
+
+
+@archive
 async def test_purge_by_queue_and_state(transport: Transport) -> None:
     for queue in ("a", "b"):
         await settled(transport, Ack, queue)

@@ -90,6 +90,9 @@ async def test_changes_of_messages_and_queues(serve: Serve, url: str) -> None:
     await client.post("/messages/reschedule", {"ids": ids[:1]}, expect=400)
     assert await client.post("/queues/q/replay", {"name": "again", "to": "r"}) != {"published": []}
     assert await client.post("/queues/q/replay", {"name": "again", "to": "r"}) == {"published": []}
+    assert await client.post("/queues/q/purge", {"until": "2020-01-31T08:00:00Z"}) == {"purged": 0}
+    await client.post("/queues/q/purge", {"until": "2020-01-31T08:00:00"}, expect=400)
+    await client.post("/queues/q/purge", {"until": "2020-01-31T08:00:00Z", "older_than": 0}, expect=400)
     assert await client.post("/queues/q/purge", {"older_than": 0}) == {"purged": 1}
     await client.get(f"/messages/{ids[1]}", expect=404)
     await client.get("/queues/unknown", expect=404)

@@ -292,9 +292,13 @@ class Operations(Protocol):
         queue: str | None = None,
         *,
         older_than: Seconds | None = None,
+        until: datetime | None = None,
         states: Sequence[State] | None = None,
     ) -> int:
-        """Delete archived messages older than this age, or those past each queue's retention; returns the number."""
+        """Delete archived messages by age, those archived before `until`, or those past each queue's retention.
+
+        Returns the number.
+        """
 
     async def replay(self, ids: Sequence[UUID], *, name: str, queue: str | None = None) -> list[Published]:
         """Publish archived messages again under ids derived from (id, name): running it twice is harmless."""

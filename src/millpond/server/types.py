@@ -378,6 +378,7 @@ class SettingsList(Reply, kw_only=True):
 
 class PurgeRequest(Request, kw_only=True):
     older_than: Duration | None = None
+    until: datetime | None = None
     states: list[State] = []
 
 

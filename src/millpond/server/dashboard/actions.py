@@ -197,11 +197,10 @@ async def _ask_purge(call: Call) -> Confirm:
 
 async def _purge(call: Call) -> tuple[str, str | None]:
     queue, before = queue_of(call), moment_of(call, "before")
-    at = await database_now(call, queue)
-    if before is None or before > at:
+    if before is None or before > await database_now(call, queue):
         raise InvalidOption("the time of this form is missing; go back and choose an age")
     # Not the age: messages that became old enough while the question was open were not confirmed.
-    body = types.PurgeRequest(older_than=(at - before).total_seconds(), states=_purged(call))
+    body = types.PurgeRequest(until=before, states=_purged(call))
     purged: types.Purged = await run_route(call, "purge", body, queue=queue)
     return done("purged", purged.purged), None
 

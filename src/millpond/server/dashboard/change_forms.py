@@ -42,9 +42,8 @@ def _wanted(call: Call) -> types.ReplayRequest:
 async def ask_replay(call: Call) -> Confirm:
     """The number of archived messages that would be published again."""
     queue, wanted = queue_of(call), _wanted(call)
-    until = wanted.until or await database_now(
-        call, queue
-    )  # messages that settle while the question is open were not confirmed
+    # Messages that settle while the question is open were not confirmed.
+    until = wanted.until or await database_now(call, queue)
     choice = Choice(queue=queue, states=wanted.states, since=wanted.since, until=until)
     preview = await call.control.preview(choice)
     if not preview.messages:

@@ -402,9 +402,11 @@ async def resume(call: Call) -> types.Done:
 
 
 async def purge(call: Call) -> types.Purged:
-    """Delete archived messages by age, or by the queue's retention."""
+    """Delete archived messages by age, up to a time, or by the queue's retention."""
     body: types.PurgeRequest = call.body
-    purged = await call.control.operations.purge(call.queue, older_than=body.older_than, states=body.states or None)
+    purged = await call.control.operations.purge(
+        call.queue, older_than=body.older_than, until=body.until, states=body.states or None
+    )
     return types.Purged(purged=purged)
 
 

@@ -179,11 +179,13 @@ class ShardedOperations:
         queue: str | None = None,
         *,
         older_than: Seconds | None = None,
+        until: datetime | None = None,
         states: Sequence[State] | None = None,
     ) -> int:
         return sum(
             await self._members.ask(
-                lambda store: store.operations.purge(queue, older_than=older_than, states=states), within=None
+                lambda store: store.operations.purge(queue, older_than=older_than, until=until, states=states),
+                within=None,
             )
         )
 

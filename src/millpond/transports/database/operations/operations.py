@@ -398,12 +398,16 @@ class DatabaseOperations(Room):
         queue: str | None = None,
         *,
         older_than: Seconds | None = None,
+        until: datetime | None = None,
         states: Sequence[State] | None = None,
     ) -> int:
         chosen = states_among(states, SETTLED, "purge")
         name = None if queue is None else check_name(queue, "queue")
+        if older_than is not None and until is not None:
+            raise InvalidOption("give purge older_than or until, not both")
         age = None if older_than is None else micros(older_than, "older_than")
-        allowed = await self._cutoffs(name, age, chosen)
+        end = None if until is None else time_us(until, "until")
+        allowed = await self._cutoffs(name, age, end, chosen)
         check = PurgeCheck(self.d)
         total = await self.d.purge_partitions(self.runner.write, allowed, self.now, check)
         total += await purge_rows(self.d, self.runner.write, allowed, self.purge_batch, check)
@@ -422,8 +426,10 @@ class DatabaseOperations(Room):
         return total
 
     @read
-    def _cutoffs(self, queue: str | None, older_than: int | None, states: Sequence[State]) -> Steps[Cutoffs]:
-        return cutoffs(self.d, queue, older_than=older_than, states=states, now=self.now)
+    def _cutoffs(
+        self, queue: str | None, older_than: int | None, until: int | None, states: Sequence[State]
+    ) -> Steps[Cutoffs]:
+        return cutoffs(self.d, queue, older_than=older_than, until=until, states=states, now=self.now)
 
     async def _in_batches(self, steps: Callable[[], Steps[int]]) -> int:
         """Run small transactions, each followed by a rest, until one finds nothing; returns the number of rows."""

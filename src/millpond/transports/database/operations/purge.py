@@ -60,21 +60,37 @@ def forget_once(d: Dialect, age: int, now: int | None, limit: int) -> Steps[int]
 
 
 def cutoffs(
-    d: Dialect, queue: str | None, *, older_than: int | None, states: Sequence[State], now: int | None
+    d: Dialect,
+    queue: str | None,
+    *,
+    older_than: int | None,
+    until: int | None,
+    states: Sequence[State],
+    now: int | None,
 ) -> Steps[Cutoffs]:
-    """Times up to which a purge may delete: by age, or by each queue's retention; never rows that a lake lacks."""
-    found = yield from _allowed_cutoffs(d, queue, older_than=older_than, states=states, now=now)
+    """Times up to which a purge may delete: by age, before `until`, or by each queue's retention.
+
+    Never rows that a lake lacks.
+    """
+    found = yield from _allowed_cutoffs(d, queue, older_than=older_than, until=until, states=states, now=now)
     exported = yield from exported_until(d)
     return found if exported is None else {pair: min(until, exported) for pair, until in found.items()}
 
 
 def _allowed_cutoffs(
-    d: Dialect, queue: str | None, *, older_than: int | None, states: Sequence[State], now: int | None
+    d: Dialect,
+    queue: str | None,
+    *,
+    older_than: int | None,
+    until: int | None,
+    states: Sequence[State],
+    now: int | None,
 ) -> Steps[dict[tuple[str, State], int]]:
     at = (yield Query(d.sql(NOW), {"now": now}))[0][0]
-    if older_than is not None:
+    last = at - older_than if older_than is not None else None if until is None else until - 1
+    if last is not None:
         names = [queue] if queue is not None else (yield from archived_queues(d))
-        return {(name, state): at - older_than for name in names for state in states}
+        return {(name, state): last for name in names for state in states}
     found = {}
     for name, _, completed, failed in (yield Query(d.sql(SETTINGS), {})):
         for state, keep in zip(SETTLED, (completed, failed), strict=True):
