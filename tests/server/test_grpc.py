@@ -299,12 +299,13 @@ async def test_messages_of_a_slow_client_go_back_unless_they_are_extended(
 async def test_a_client_that_does_not_read_keeps_no_messages_from_others(
     client: RpcClient, running: RunningServer, store: Transport
 ) -> None:
-    stuck = client.MessageStream(queues=["q"], lease=1, max_messages=1000, max_bytes=256 * 1024 * 1024)
-    await stuck.initial_metadata()
-    (subscriber,) = running.state.streams.subscribers
     for _ in range(6):  # more than the buffers on the way to a client take
         await client.publish("q", *[b'"' + b"x" * 512 * 1024 + b'"'] * 10)
+    stuck = client.MessageStream(queues=["q"], lease=3, max_messages=1000, max_bytes=256 * 1024 * 1024)
+    await stuck.initial_metadata()
+    (subscriber,) = running.state.streams.subscribers
     await until(lambda: subscriber.is_stuck and not subscriber.sent)
+    assert subscriber._outbox and not any(sent.claim for sent in subscriber._outbox), "it keeps their bodies"
     assert running.grpc_address is not None
     async with rpc_client(running.grpc_address) as other:
         quick = other.MessageStream(queues=["q"])

@@ -8,13 +8,16 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from millpond import Message, Retry, State
+from millpond import Claim, GiveBack, Message, Retry, State
 from millpond.errors import StoreUnavailable
+from millpond.server import claim_lines as claim_lines_module
+from millpond.server.claim_lines import ClaimLines, WaitingCaller
 from millpond.server.handlers import messages as messages_module
 from tests.server.conftest import Client, Serve
 from tests.triggers import execute, failing, id_literal
@@ -115,6 +118,31 @@ async def test_waiting_callers_get_messages_in_turn(client: Client) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_claim_that_does_not_end_gives_back_before_the_server_is_closed(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_lines_module, "_CLOSE_WITHIN", 0.1)
+    began, gave_back = asyncio.Event(), asyncio.Event()
+
+    async def claim(queues: Sequence[str]) -> list[Claim]:
+        claims = await client.store.claim(queues)
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await client.store.settle([GiveBack(claim.receipt) for claim in claims])
+            gave_back.set()
+        return claims
+
+    await client.store.publish([Message(queue="q", payload=b"1")])
+    lines = ClaimLines(client.store)
+    lines.join(WaitingCaller(["q"], claim, limit=1, lease=30))
+    await began.wait()
+    await lines.close()
+    assert gave_back.is_set()
+    assert len(await client.store.claim(["q"])) == 1
 
 
 async def test_waiting_callers_share_what_is_there(client: Client) -> None:

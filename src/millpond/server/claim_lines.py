@@ -154,5 +154,7 @@ class ClaimLines:
             line.end()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLOSE_WITHIN)
-        for task in self._tasks:
+        late = list(self._tasks)
+        for task in late:
             task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)

@@ -45,7 +45,7 @@ _WATCH_EVERY = 0.25
 
 
 class Sent:
-    """A message that a subscriber has and that is not settled. Its body is kept only until it is sent."""
+    """A message that a subscriber has and that is not settled. Its body is kept only until it is sent or removed."""
 
     def __init__(self, claim: Claim, subscriber: StreamSubscriber) -> None:
         self.claim: Claim | None = claim
@@ -105,6 +105,7 @@ class StreamSubscriber:
         if self.sent.get(sent.receipt.id) is sent:
             del self.sent[sent.receipt.id]
             self.bytes -= sent.size
+            sent.claim = None  # it may stay in `_outbox` for as long as the client does not read
 
     async def next(self, most: int, most_bytes: int) -> list[Claim]:
         """Wait for messages to send. Their time begins now; those that went back meanwhile are left out."""
