@@ -313,14 +313,14 @@ async def test_a_worker_that_is_cut_off_may_cancel_its_handlers(
             ends["interrupted" if delivery.interrupted else "thread"] += 1
 
         ids = [await pond.publish("q", "async"), await pond.publish("thread", "thread")]
-        async with working(pond, dead_after=1, cancel_cut_off=cancel):
+        async with working(pond, dead_after=1.5, cancel_cut_off=cancel):
             await until(lambda: runs.total() == 2)
             proxy.refuse()
             proxy.cut()
             if cancel:
                 await until(lambda: ends["cancelled"])
             else:
-                await asyncio.sleep(1.5)
+                await asyncio.sleep(2)
             assert ends == ({"cancelled": 1} if cancel else {})
             finish.set()
             proxy.accept()

@@ -277,7 +277,7 @@ async def test_an_interrupted_tear_down_in_the_loop_ends_the_outer_middleware_of
 async def test_a_tear_down_that_hangs_or_is_cancelled_changes_no_result(
     cancels: bool, is_async: bool, batch: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The handler has returned, or has failed with an error of its own, when its timeout comes."""
+    """The handler has returned, or has failed with an error of its own, when it is interrupted as by its timeout."""
     pond = Millpond("memory://")
 
     @pond.middleware
@@ -285,6 +285,8 @@ async def test_a_tear_down_that_hangs_or_is_cancelled_changes_no_result(
         yield
         if cancels:
             raise asyncio.CancelledError
+        for slot in handling._delivery._settler._slots:
+            slot.interrupt("timeout")
         await asyncio.Event().wait()
 
     def handle(body: Any) -> None:
@@ -294,7 +296,7 @@ async def test_a_tear_down_that_hangs_or_is_cancelled_changes_no_result(
     async def handle_async(body: Any) -> None:
         handle(body)
 
-    pond.subscriber("q", batch=batch, max_workers=1, timeout=0.5, retry=Retry(attempts=1))(
+    pond.subscriber("q", batch=batch, max_workers=1, retry=Retry(attempts=1))(
         (handle_async if is_async else handle) if batch is None else _of_list(handle_async if is_async else handle)
     )
     async with pond.testing(raise_errors=False) as test:

@@ -119,9 +119,9 @@ async def test_a_message_that_falls_due_between_a_claim_and_a_wait_is_due_now(
     await store.publish([Message(queue="q", payload=b"0")])
     assert len(await store.claim(["q"])) == 1
     began = time.monotonic()
-    await other.publish([Message(queue="q", payload=b"1", delay=1)])
+    await other.publish([Message(queue="q", payload=b"1", delay=2)])
     assert await store.claim(["q"]) == []
-    await asyncio.sleep(began + 1.2 - time.monotonic())
+    await asyncio.sleep(began + 2.2 - time.monotonic())
     async with asyncio.timeout(SOON):
         await store.wait(["q"], NEVER)
     assert len(await store.claim(["q"])) == 1
