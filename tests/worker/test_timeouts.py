@@ -1,14 +1,17 @@
 """A handler that exceeds its timeout has failed: an async one is cancelled, one in a thread is flagged."""
 
 import asyncio
+import contextlib
 import logging
+import sqlite3
 import threading
 import time
 from collections.abc import Generator
 
 import pytest
 
-from millpond import Delivery, Handling, LeaseLost, Millpond, Retry, State
+from millpond import Delivery, Handling, LeaseLost, Millpond, Retry, SnoozeMessage, State
+from tests.triggers import path
 from tests.waiting import SOON, until
 from tests.worker.conftest import became, counts, on, row, working
 
@@ -115,8 +118,18 @@ async def test_the_next_attempt_of_a_hung_thread_waits_for_a_lease(pond: Millpon
     assert began[1] - began[0] > 4
 
 
-@on("memory")
-async def test_a_failed_attempt_whose_middleware_hangs_in_the_thread_waits_for_a_lease(pond: Millpond) -> None:
+@on("sqlite")
+@pytest.mark.parametrize(
+    ("how", "state", "error"),
+    [
+        ("raise", State.RETRYABLE, "ValueError: out of stock"),
+        ("roll back", State.RETRYABLE, "RolledBack: "),
+        ("snooze", State.PENDING, ""),
+    ],
+)
+async def test_a_message_whose_middleware_hangs_in_the_thread_runs_again_after_a_lease(
+    pond: Millpond, url: str, how: str, state: State, error: str
+) -> None:
     tears_down, release = threading.Event(), threading.Event()
 
     @pond.middleware
@@ -126,8 +139,14 @@ async def test_a_failed_attempt_whose_middleware_hangs_in_the_thread_waits_for_a
         release.wait(SOON)
 
     @pond.subscriber("q", max_workers=2, lease=600, retry=AGAIN)
-    def handle(body: int) -> None:
-        raise ValueError("out of stock")
+    def handle(body: int, delivery: Delivery) -> None:
+        if how == "raise":
+            raise ValueError("out of stock")
+        if how == "snooze":
+            raise SnoozeMessage(1)
+        with contextlib.closing(sqlite3.connect(path(url), timeout=SOON)) as connection:
+            delivery.ack_sync(within=connection)
+            connection.rollback()
 
     async with working(pond):
         id_ = await pond.publish("q", 1)
@@ -135,9 +154,9 @@ async def test_a_failed_attempt_whose_middleware_hangs_in_the_thread_waits_for_a
         assert pond.worker is not None
         for slot in pond.worker._pools[0]._slots:
             slot.interrupt("timeout")
-        found = await became(pond, id_, State.RETRYABLE)
+        found = await became(pond, id_, state)
         release.set()
-    assert (found.attempts, found.error) == (1, "ValueError: out of stock")
+    assert (found.error or "").startswith(error)
     assert found.due_us - found.created_us > 599_000_000
 
 

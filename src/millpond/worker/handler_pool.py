@@ -504,7 +504,7 @@ class HandlerPool:
         if result is not None:
             error = result.error if isinstance(result, Raised) else None
         if error is None:
-            self._results.settle_returned(slot.deliveries)
+            self._results.settle_returned(slot.deliveries, least_delay=_least_delay(slot))
             return
         if isinstance(error, asyncio.CancelledError):
             error = asyncio.CancelledError("the handler cancelled itself")

@@ -88,15 +88,15 @@ class Results:
         self._keep_rejected = subscription.keep_rejected
         self._ack_returned = subscription.ack_policy is not AckPolicy.MANUAL
 
-    def settle_returned(self, deliveries: Sequence[Delivery]) -> None:
-        """The handler returned, which usually means ack."""
+    def settle_returned(self, deliveries: Sequence[Delivery], *, least_delay: float = 0.0) -> None:
+        """The handler returned, which usually means ack. A retry comes after `least_delay` seconds or later."""
         add = self._settle_loop.add
         for delivery in deliveries:
             if self._ack_returned and delivery.decided is None and not delivery.lost:
                 delivery.concluded = True
                 add(delivery, Ack(delivery.claim.receipt, self._keep_acked))
             else:
-                self._finish(delivery, RETURNED, 0.0)
+                self._finish(delivery, RETURNED, 0.0, least_delay)
 
     def settle_raised(
         self, deliveries: Sequence[Delivery], error: BaseException, elapsed: float, *, least_delay: float = 0.0
@@ -201,7 +201,7 @@ class Results:
             )
             error = RuntimeError("the retry policy failed; its error is in the worker's log")
             outcome = decide(delivery.claim, Raised(error), retry=Retry(), keep_rejected=s.keep_rejected)
-        if isinstance(outcome, Nack) and seconds(outcome.delay or 0) < least_delay:
+        if isinstance(outcome, Nack | GiveBack) and seconds(outcome.delay or 0) < least_delay:
             return msgspec.structs.replace(outcome, delay=least_delay)
         return outcome
 
