@@ -1,6 +1,7 @@
 """Errors that prove a damaged row: only these let a message fail without its body."""
 
 import sqlite3
+import ssl
 from contextlib import closing
 
 import asyncmy.errors
@@ -25,7 +26,7 @@ def _sqlite(code: int) -> sqlite3.Error:
     ("dialect", "error"),
     [
         (PostgresDialect(), asyncpg.DataCorruptedError("missing chunk number 0")),
-        (PostgresDialect(), asyncpg.InternalServerError("invalid memory alloc request size")),
+        (PostgresDialect(), asyncpg.IndexCorruptedError("right sibling's left-link doesn't match")),
         (PostgresDialect(), asyncpg.CharacterNotInRepertoireError("invalid byte sequence")),
         (MysqlDialect(), asyncmy.errors.InternalError(1034, "Index for table is corrupt")),
         (SqliteDialect(), _sqlite(sqlite3.SQLITE_CORRUPT)),
@@ -46,6 +47,8 @@ def test_text_that_is_no_utf_8() -> None:
     ("dialect", "error"),
     [
         (PostgresDialect(), asyncpg.QueryCanceledError("statement timeout")),
+        (PostgresDialect(), asyncpg.InternalServerError("tuple concurrently updated")),
+        (PostgresDialect(), asyncpg.InternalServerError("cache lookup failed for relation 16384")),
         (PostgresDialect(), asyncpg.OutOfMemoryError("out of memory")),
         (PostgresDialect(), asyncpg.PostgresIOError("could not read block")),
         (PostgresDialect(), asyncpg.InsufficientPrivilegeError("permission denied")),
@@ -53,7 +56,11 @@ def test_text_that_is_no_utf_8() -> None:
         (MysqlDialect(), asyncmy.errors.OperationalError(1021, "disk full")),
         (SqliteDialect(), _sqlite(sqlite3.SQLITE_NOMEM)),
         (SqliteDialect(), _sqlite(sqlite3.SQLITE_IOERR)),
-        *((dialect, error) for dialect in DIALECTS for error in (MemoryError(), OSError("no"), TimeoutError())),
+        *(
+            (dialect, error)
+            for dialect in DIALECTS
+            for error in (MemoryError(), OSError("no"), TimeoutError(), ssl.SSLCertVerificationError(1, "has expired"))
+        ),
     ],
 )
 def test_a_cause_that_may_end(dialect: Dialect, error: Exception) -> None:

@@ -232,7 +232,8 @@ class PostgresDialect(Dialect):
         error = getattr(error, "orig", None) or error
         state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
         if isinstance(state, str):
-            return state[:2] in ("XX", "22")  # internal errors, corrupted data among them; data exceptions
+            # Corrupted data or index; data exceptions. Internal errors (XX000) have other causes too, which may end.
+            return state in ("XX001", "XX002") or state[:2] == "22"
         return super().is_damage(error)
 
 

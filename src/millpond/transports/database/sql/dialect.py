@@ -300,7 +300,8 @@ class Dialect(ABC):
 
     def is_damage(self, error: BaseException) -> bool:
         """Whether a row cannot be read because its own bytes are wrong. Other causes, such as a timeout, may end."""
-        return isinstance(error, ValueError | TypeError)  # of the driver, which cannot convert a value
+        # Of the driver, which cannot convert a value. A refused certificate is a ValueError and an OSError.
+        return isinstance(error, ValueError | TypeError) and not isinstance(error, OSError)
 
     def is_missing_table(self, error: BaseException) -> bool:
         return self.error_kind(error) is ErrorKind.UNMIGRATED
