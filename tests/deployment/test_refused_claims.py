@@ -7,13 +7,16 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import asyncmy
 import psycopg
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
 import millpond
 from millpond import Ack, GiveBack, Message, Millpond, State
 from millpond.errors import StoreError
 from millpond.transports.database.messages import refused_rows
+from tests.rooms.transactions.callers import address, sqlalchemy_url
 from tests.shared import KINDS, empty_database
 from tests.triggers import execute, failing, id_literal
 from tests.waiting import until
@@ -156,11 +159,30 @@ async def test_a_message_whose_body_cannot_be_read_fails_alone(postgres_url: str
     await store.close()
 
 
-async def test_a_text_that_the_driver_cannot_decode_fails_alone(shared_mariadb: Any) -> None:
+@contextlib.asynccontextmanager
+async def connected(url: str, driver: str | None) -> AsyncIterator[Any]:
+    """A store on MariaDB. `driver`: that of the caller's own pool."""
+    async with contextlib.AsyncExitStack() as stack:
+        options = {}
+        if driver == "asyncmy":
+            options["pool"] = await stack.enter_async_context(asyncmy.create_pool(**address(url), minsize=1, maxsize=3))
+        elif driver == "sqlalchemy":
+            engine = options["pool"] = create_async_engine(sqlalchemy_url(url, "asyncmy"), pool_size=3, max_overflow=0)
+            stack.push_async_callback(engine.dispose)
+        store = await millpond.connect("mysql://" if options else url, reconnect_timeout=5, **options)
+        stack.push_async_callback(store.close)
+        yield store
+
+
+@pytest.mark.parametrize("driver", [None, "asyncmy", "sqlalchemy"])
+async def test_a_text_that_the_driver_cannot_decode_fails_alone(shared_mariadb: Any, driver: str | None) -> None:
     """Half of a surrogate pair, which MariaDB takes for UTF-8: the driver stops in the middle of a result."""
     shared_mariadb.empty()
-    url = shared_mariadb.url
-    store: Any = await millpond.connect(url)
+    async with connected(shared_mariadb.url, driver) as store:
+        await _fails_alone(shared_mariadb.url, store)
+
+
+async def _fails_alone(url: str, store: Any) -> None:
     ids = [p.id for p in await store.publish([Message(queue="q", key="k", payload=b"%d" % n) for n in range(10)])]
     for column, id_ in (("headers", ids[3]), ("`key`", ids[7])):
         execute(url, f"UPDATE millpond_message SET {column} = x'EDA080' WHERE id = {id_literal(url, id_)}")
@@ -180,7 +202,6 @@ async def test_a_text_that_the_driver_cannot_decode_fails_alone(shared_mariadb: 
         ids[3]: ("unreadable", "k"),
         ids[7]: ("unreadable", None),
     }
-    await store.close()
 
 
 async def test_a_message_that_is_not_read_in_time_keeps_its_body(postgres_url: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
-from millpond.errors import InvalidOption, StoreBusy
+from millpond.errors import InvalidOption, MillpondError, StoreBusy
 from millpond.transports.database.borrowed.drivers import Asyncpg, Borrowed, SqlAlchemy, class_names, mysql_cursors
 from millpond.transports.database.runner import Mode
 from millpond.transports.database.sql.dialect import Dialect, ErrorKind
@@ -26,6 +26,9 @@ _LEAST = 2
 """Minimum size of a pool: a worker keeps one connection."""
 _ACQUIRE_BESIDE_KEPT = 1.0
 """Seconds to wait for a connection before a transaction goes to the worker's session."""
+
+_OUT_OF_STEP = {ErrorKind.LOST, ErrorKind.FOREIGN}
+"""Errors that end a connection. Foreign ones are Python's own in the driver, such as of a text it cannot decode."""
 
 
 class PoolAdapter(Protocol):
@@ -96,13 +99,19 @@ class BorrowedEngine:
             result = await drive_async(steps(), lambda step: self._in_time(borrowed.execute(step)))
             await self._in_time(adapter.commit(connection))
         except BaseException as e:
-            if isinstance(e, Exception) and self.dialect.error_kind(e) is not ErrorKind.LOST:
+            if self._is_in_step(e):
                 await self._in_time(adapter.rollback(connection))
             else:
-                with suppress(Exception):  # it is lost already
+                with suppress(Exception):  # it may be lost already
                     await adapter.discard(connection)
             raise
         return result
+
+    def _is_in_step(self, error: BaseException) -> bool:
+        """Whether a connection takes a statement after this error. Not after one in the middle of a result."""
+        if isinstance(error, MillpondError):
+            return True  # raised between two statements
+        return isinstance(error, Exception) and self.dialect.error_kind(error) not in _OUT_OF_STEP
 
     async def _in_time(self, call: Awaitable[T]) -> T:
         async with asyncio.timeout(self._call_timeout):
