@@ -33,11 +33,12 @@ class MysqlReader(DatabaseReader):
         connect = make_connector(url, options)
         # The driver is asynchronous and its caller is not: the loop runs only while something is awaited here.
         self._loop = asyncio.new_event_loop()
+        self._connection: Any = None
         try:
-            self._connection: Any = self._wait(connect())
+            self._connection = self._wait(connect())
             self._wait(self._connection.query("SET character_set_results = binary"))
         except BaseException:
-            self._loop.close()
+            self.close()
             raise
 
     def rows(self, text: str, params: Mapping[str, Any]) -> Rows:
@@ -81,7 +82,8 @@ class MysqlReader(DatabaseReader):
             raise translated(self._url, e, kind) from e
 
     def close(self) -> None:
-        self._connection.close()
+        if self._connection is not None:
+            self._connection.close()
         # The transport ends the connection on the next iteration of the loop.
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
