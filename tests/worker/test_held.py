@@ -442,7 +442,7 @@ async def test_until_idle_finds_messages_of_dead_workers(
         await claimed.wait()
         return await reap(self)
 
-    async def leave_it_to_the_loop(self: Any) -> bool:
+    async def leave_it_to_the_loop(self: Any, *, may_wait: bool) -> bool:
         return False
 
     monkeypatch.setattr(DatabaseStore, "claim", claim_first)

@@ -100,6 +100,45 @@ async def test_a_third_outage_takes_nothing_from_a_worker_that_finds_the_databas
     assert await store.settle([Ack(claim.receipt) for claim in claims]) == []
 
 
+async def test_a_claim_that_has_messages_waits_for_no_beat(
+    store: Any, connect: Connect, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their leases run. A later claim of the program gives back, unless the worker beats meanwhile."""
+    presence = await store.workers.join()
+    claims = await held(store)
+    other = await connect()
+
+    async def doubted() -> None:
+        await presence.beat()
+        for seconds in DOUBTED[:2]:
+            clock.advance(seconds)
+            assert await other.claim(["q"], 9) == []
+        clock.advance(DOUBTED[2])
+
+    async def claimed() -> set[Any]:
+        new = {p.id for p in await other.publish([Message(queue="q", payload=b"x") for _ in range(2)])}
+        found = {claim.receipt.id: claim.receipt for claim in await other.claim(["q"], 9)}
+        assert await other.settle([Ack(found[id_]) for id_ in new]) == []
+        return found.keys() - new
+
+    async def no_wait(seconds: float) -> None:
+        waits.append(seconds)
+
+    waits: list[float] = []
+    monkeypatch.setattr(doubted_workers, "asyncio", SimpleNamespace(sleep=no_wait))
+    monkeypatch.setattr(doubted_workers, "_LAST_WAIT", 3600.0)
+    await doubted()
+    assert await claimed() == set()
+    monkeypatch.setattr(doubted_workers, "_LAST_WAIT", 0.0)
+    await doubted()  # it has beaten
+    monkeypatch.setattr(doubted_workers, "_LAST_WAIT", 3600.0)
+    assert await claimed() == set()
+    assert await store.workers.stale([claim.receipt for claim in claims]) == []
+    monkeypatch.setattr(doubted_workers, "_LAST_WAIT", 0.0)
+    assert await claimed() == {claim.receipt.id for claim in claims}
+    assert waits == []
+
+
 async def test_a_worker_that_ends_at_once_records_doubts_too(store: Any, connect: Connect, clock: ManualClock) -> None:
     """As `millpond run --until-idle` does when nothing is due."""
     await store.workers.join()

@@ -319,7 +319,9 @@ class DatabaseStore:
         """Add claims, and give back lapsed ones first if there are too few. An error is raised if there is none."""
         try:
             await self._claim(claims, request)
-            if len(claims) < request.limit and not _is_suspect(claims) and await self.workers.reap_if_due():
+            if len(claims) >= request.limit or _is_suspect(claims):
+                return
+            if await self.workers.reap_if_due(may_wait=not claims):
                 await self._claim(claims, request)
         except Exception as e:
             if not claims:

@@ -7,6 +7,7 @@ next beat of the worker removes all this.
 
 Without the confirmation two outages would do: a reaper may find the database before a living worker does, once after
 each of them. The same may happen after a third one: therefore the last reaper waits for a beat before it gives back.
+A claim that has messages does not wait, because their leases run: a later reap of its program gives back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from millpond.clock import SECOND
+from millpond.clock import SECOND, monotonic
 from millpond.transports.database.messages.reap import release_all
 from millpond.transports.database.messages.refused_rows import RefusedRows
 from millpond.transports.database.runner import Runner
@@ -64,8 +65,15 @@ class Doubted(NamedTuple):
         return self.doubted_at is not None and self.doubted_at < 0
 
 
-async def reap_doubted(runner: Runner, refused: RefusedRows, me: int) -> int:
-    """Record and confirm doubts, and give back messages of workers whose doubt was confirmed; returns their number."""
+Left = dict[tuple[int, int], float]
+"""Workers and their beats, whose messages are left to a later reap, and the monotonic time at which they were found."""
+
+
+async def reap_doubted(runner: Runner, refused: RefusedRows, me: int, left: Left, *, may_wait: bool) -> int:
+    """Record and confirm doubts, and give back messages of workers whose doubt was confirmed; returns their number.
+
+    `left`: kept by the caller between its reaps.
+    """
     d, now = runner.dialect, runner.now()
     total = 0
     errors = FirstError()
@@ -85,9 +93,15 @@ async def reap_doubted(runner: Runner, refused: RefusedRows, me: int) -> int:
                 elif doubted > _FORGET_US:
                     await runner.engine.discard(worker.id)
                     await runner.write(partial(forget_silent, d, worker.id, worker.beats))
-    if holders:
+    earlier = dict(left)
+    left.clear()
+    if holders and may_wait:
         await asyncio.sleep(_LAST_WAIT)
     for worker, doubted in holders:
+        found_at = earlier.get((worker.id, worker.beats), monotonic())
+        if not may_wait and monotonic() - found_at < _LAST_WAIT:
+            left[worker.id, worker.beats] = found_at
+            continue
         with errors:
             total += await _release_held(runner, refused, worker.id, worker.beats, doubted)
     return errors.count(total)

@@ -30,7 +30,7 @@ from millpond.transports.database.sql.statement import Steps
 from millpond.transports.database.workers.abandoned_claims import Abandoned
 from millpond.transports.database.workers.cancel import cancel_requests, forget_requests, request_cancel
 from millpond.transports.database.workers.dead_workers import Judge
-from millpond.transports.database.workers.doubted_workers import reap_doubted
+from millpond.transports.database.workers.doubted_workers import Left, reap_doubted
 from millpond.transports.database.workers.orphans import add_row, holders_without_row
 from millpond.transports.database.workers.presence import WorkerPresence
 from millpond.transports.database.workers.status import worker_status
@@ -63,6 +63,7 @@ class DatabaseWorkers(Room):
         self._next_in_claim = 0.0
         self._requested = True
         self._next_rare = self._next_orphans = 0.0
+        self._left: Left = {}
 
     @property
     def mark(self) -> int | None:
@@ -163,18 +164,22 @@ class DatabaseWorkers(Room):
     async def reap(self) -> int:
         self.runner.check_open()
         self._next_in_claim = monotonic() + _REAP_LOOP
-        total = await self._all(self._reap_lapsed, self._reap_silent, self._reap_rarely, self._settle_abandoned)
+        rarely = partial(self._reap_rarely, may_wait=True)
+        total = await self._all(self._reap_lapsed, self._reap_silent, rarely, self._settle_abandoned)
         if total:
             self._hints.drop_floors()
             self._hints.wake()
         return total
 
-    async def reap_if_due(self) -> bool:
-        """Let a claim that is not full give back lapsed claims, for programs without a worker."""
+    async def reap_if_due(self, *, may_wait: bool) -> bool:
+        """Let a claim that is not full give back lapsed claims, for programs without a worker.
+
+        `may_wait`: the claim has no message yet, whose lease would run while it waits for the beat of a worker.
+        """
         if monotonic() < self._next_in_claim and self.now is None:
             return False
         self._next_in_claim = monotonic() + _REAP_EVERY
-        if not await self._all(self._reap_lapsed, self._reap_rarely):
+        if not await self._all(self._reap_lapsed, partial(self._reap_rarely, may_wait=may_wait)):
             return False
         self._hints.drop_floors()
         return True
@@ -214,7 +219,7 @@ class DatabaseWorkers(Room):
 
     # --- rare cases ---------------------------------------------------------------------------------
 
-    async def _reap_rarely(self) -> int:
+    async def _reap_rarely(self, *, may_wait: bool) -> int:
         now, worker = monotonic(), self._presence
         if now < self._next_rare and self.now is None:
             return 0
@@ -224,9 +229,13 @@ class DatabaseWorkers(Room):
         if now >= self._next_orphans or self.now is not None:
             await self._add_rows_of_orphans()
         # A worker observes the others by itself, unless it ends too soon for that.
-        if first or worker is None:
-            return await reap_doubted(self.runner, self._refused, 0 if worker is None else worker.id)
-        return 0
+        if not first and worker is not None:
+            return 0
+        me = 0 if worker is None else worker.id
+        total = await reap_doubted(self.runner, self._refused, me, self._left, may_wait=may_wait)
+        if self._left:
+            self._next_rare = 0.0  # the next reap does this again
+        return total
 
     async def _shorten_leases(self) -> None:
         if ids := await self.runner.read(partial(too_long_ids, self.d, self._leases, self.now)):
