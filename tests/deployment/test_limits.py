@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -14,6 +16,7 @@ from millpond import Message, StoreUnavailable
 from servers import Proxy
 from tests.deployment.work import everything_at_once
 from tests.rooms.transactions.callers import address, sqlalchemy_url
+from tests.triggers import execute
 from tests.waiting import until
 
 CALL_TIMEOUT = 1.0
@@ -141,6 +144,7 @@ async def test_a_cancelled_close_leaves_no_connection(url: str) -> None:
         store = await millpond.connect(url)
         await store.workers.join()
         await store.publish([Message(queue="q", payload=b"1")])
+        await store.wait(["q"], 0)  # from now on PostgreSQL has a listener
         closing = asyncio.create_task(store.close())
         for _ in range(steps):
             await asyncio.sleep(0)
@@ -148,3 +152,34 @@ async def test_a_cancelled_close_leaves_no_connection(url: str) -> None:
         await asyncio.wait([closing])
         await store.close()
     await until(lambda: connections(url) == 0, "the end of all sessions")
+
+
+async def test_a_close_that_is_cancelled_while_a_publish_waits_ends_listener_and_worker(url: str) -> None:
+    store = await millpond.connect(url, migrate=True)
+    await store.workers.join()
+    await store.publish([Message(queue="q", payload=b"1")])
+    await store.wait(["q"], 0)  # from now on PostgreSQL has a listener
+    with locked_messages(url):
+        publishing = asyncio.create_task(store.publish([Message(queue="q", payload=b"2")]))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(store.close())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not closing.done()
+        closing.cancel()
+    await asyncio.wait([closing, publishing])
+    await until(lambda: connections(url) == 0, "the end of all sessions")
+    assert execute(url, "SELECT count(*) FROM millpond_worker") == [(0,)]
+
+
+@contextmanager
+def locked_messages(url: str) -> Iterator[None]:
+    """No other session writes messages meanwhile."""
+    if url.startswith("postgres"):
+        with psycopg.connect(url) as c:
+            c.execute("LOCK TABLE millpond_message IN EXCLUSIVE MODE")
+            yield
+    else:
+        with pymysql.connect(**address(url)) as my, my.cursor() as cursor:
+            cursor.execute("LOCK TABLES millpond_message WRITE")
+            yield

@@ -1,5 +1,6 @@
 """A store made of stores: placement, subsets, partial failures, callers' transactions."""
 
+import asyncio
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,12 @@ from millpond.errors import (
     WrongShard,
 )
 from millpond.message import Receipt
+from millpond.transports.database.store import DatabaseStore
 from millpond.transports.sharded.store import ShardedStore
+from millpond.transports.url import Url
 from tests.shards.conftest import NAMES, keys_of, message
 from tests.triggers import failing
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -294,3 +298,50 @@ async def test_closed(urls: list[str]) -> None:
 def test_wrong_urls_and_options_raise_at_once(urls: list[str], options: dict[str, Any]) -> None:
     with pytest.raises((InvalidOption, Unsupported)):
         Millpond(urls, **options)
+
+
+async def test_a_cancelled_close_closes_all_shards(urls: list[str]) -> None:
+    for steps in range(0, 24, 2):
+        store = await millpond.connect(urls)
+        assert isinstance(store, ShardedStore)
+        await store.workers.join()
+        await store.publish([message() for _ in range(9)])
+        stores = [shard.store for shard in store.members.shards if shard.store is not None]
+        assert len(stores) == len(NAMES)
+        claiming = asyncio.create_task(store.claim(["empty"]))  # the close waits for its parts
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(store.close())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        await asyncio.gather(claiming, return_exceptions=True)
+        await store.close()
+        await until(lambda stores=stores: all(one.runner.closed for one in stores), "the end of all shards")
+
+
+async def test_a_cancelled_close_closes_a_shard_that_is_still_connecting(urls: list[str]) -> None:
+    store = await millpond.connect(urls)
+    assert isinstance(store, ShardedStore)
+    shard = store.members.shards[0]
+    await shard.rest()
+    connect, opened = shard._connect, asyncio.Event()
+    stores: list[DatabaseStore] = []
+
+    async def slowly(url: Url) -> DatabaseStore:
+        await opened.wait()
+        stores.append(await connect(url))
+        return stores[0]
+
+    shard._connect = slowly
+    counting = asyncio.create_task(shard.call(lambda one: one.operations.count()))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(store.close())
+    await until(lambda: bool(shard._connecting._waiters), "the close waits for the connection")
+    closing.cancel()
+    await asyncio.wait([closing])
+    opened.set()
+    with pytest.raises(Closed):
+        await counting
+    with pytest.raises(Closed):
+        await stores[0].claim(["q"])

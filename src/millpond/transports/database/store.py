@@ -7,6 +7,7 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from functools import cached_property, partial
 from typing import Any
 from uuid import UUID
@@ -524,17 +525,19 @@ class DatabaseStore:
         if self._closing:
             return
         self._closing = True
-        try:
+        # Each step also if the caller is cancelled in another: a second close would do nothing.
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.runner.engine.close)
+            stack.push_async_callback(self.workers.leave)
+            stack.push_async_callback(self._end_calls)
             await self._groups.flush()
-            self.runner.closed = True
-            self.hints.wake()
-            if self._listening is not None:
-                self._listening.cancel()
-                await asyncio.wait([self._listening])
-            await self.workers.leave()
-        finally:  # also if the caller is cancelled: a second close would do nothing
-            self.runner.closed = True
-            await self.runner.engine.close()
+
+    async def _end_calls(self) -> None:
+        self.runner.closed = True
+        self.hints.wake()
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait([self._listening])
 
 
 def _is_suspect(claims: Sequence[Claim]) -> bool:

@@ -176,11 +176,13 @@ class Shard:
     async def connect(self) -> DatabaseStore:
         async with self._connecting:
             if self._closed:
-                raise Closed("this pond of several shards was closed; connect again")
+                raise _closed()
             if self.store is None:
                 store = await self._connect(self.url)
                 try:
                     record = await store.shards.record()
+                    if self._closed:
+                        raise _closed()
                     self._check(record)
                     if self.on_map is not None and record is not None:
                         self.on_map(record.map)  # perhaps a newer version
@@ -226,10 +228,17 @@ class Shard:
     async def close(self) -> None:
         if self._rest is not None:
             self._rest.cancel()
-        async with self._connecting:
-            self._closed = True  # a call that waits for the end of a change of the map connects no more
+        self._closed = True  # a call that waits for the end of a change of the map connects no more
+        try:
+            async with self._connecting:
+                pass
+        finally:  # also if the caller is cancelled: a call that still connects closes what it opened
             if self.store is not None:
                 await self.store.close()
+
+
+def _closed() -> Closed:
+    return Closed("this pond of several shards was closed; connect again")
 
 
 def same_pond(one: ShardMap, other: ShardMap) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import cached_property
 from typing import Any
 from uuid import UUID
@@ -78,6 +78,7 @@ class ShardedStore:
         self._reroute = reroute
         self._claims = ShardedClaims(members.claimed)
         self._closed = False
+        self._ending: list[asyncio.Task[None]] = []
 
     def __repr__(self) -> str:
         return f"<ShardedStore {', '.join(map(repr, self.members.shards))}>"
@@ -387,6 +388,15 @@ class ShardedStore:
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            await self._claims.close()
-            await self.workers.close()
-            await asyncio.gather(*(shard.close() for shard in self.members.shards))
+            # Each step also if the caller is cancelled in another: a second close would do nothing.
+            async with AsyncExitStack() as stack:
+                stack.push_async_callback(self._close_shards)
+                stack.push_async_callback(self.workers.close)
+                await self._claims.close()
+
+    async def _close_shards(self) -> None:
+        # Not `gather`, which would cancel them with the caller, before they have begun.
+        self._ending = [asyncio.create_task(shard.close()) for shard in self.members.shards]
+        await asyncio.wait(self._ending)
+        for one in self._ending:
+            one.result()

@@ -106,8 +106,10 @@ class SqliteEngine:
         return False
 
     async def close(self) -> None:
-        await self._reader.close()
-        await self._writer.close()
+        try:
+            await self._reader.close()
+        finally:  # also if the caller is cancelled
+            await self._writer.close()
 
 
 class SqliteSession:
@@ -174,8 +176,10 @@ class _Thread:
             if self._connection is not None:
                 self._connection.close()
 
-        await asyncio.get_running_loop().run_in_executor(self._executor, close)
-        self._executor.shutdown(wait=False)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executor, close)
+        finally:
+            self._executor.shutdown(wait=False)
 
 
 def open_connection(path: str, busy_timeout: float, *, one_thread: bool = True) -> sqlite3.Connection:
