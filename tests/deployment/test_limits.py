@@ -13,6 +13,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import millpond
 from millpond import Message, StoreUnavailable
+from millpond.errors import StoreError
+from millpond.transports.database.mysql import reader
+from millpond.transports.url import Url
 from servers import Proxy
 from tests.deployment.work import everything_at_once
 from tests.rooms.transactions.callers import address, sqlalchemy_url
@@ -183,3 +186,31 @@ def locked_messages(url: str) -> Iterator[None]:
         with pymysql.connect(**address(url)) as my, my.cursor() as cursor:
             cursor.execute("LOCK TABLES millpond_message WRITE")
             yield
+
+
+def test_a_reader_whose_session_cannot_be_set_leaves_no_connection(
+    mariadb_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Any] = []
+
+    class Refusing:
+        """A connection whose server refuses the next statement."""
+
+        async def query(self, text: str) -> None:
+            await opened[0].query("no SQL")
+
+        def close(self) -> None:
+            opened[0].close()
+
+    def make_connector(*args: Any) -> Any:
+        async def connect() -> Refusing:
+            opened.append(await reader_connector(*args)())
+            return Refusing()
+
+        return connect
+
+    reader_connector = reader.make_connector
+    monkeypatch.setattr(reader, "make_connector", make_connector)
+    with pytest.raises(StoreError):
+        reader.MysqlReader(Url(mariadb_url), None, "millpond_")
+    asyncio.run(until(lambda: connections(mariadb_url) == 0, "the end of its session"))
