@@ -133,12 +133,14 @@ class ShardedWorkers:
 
     async def close(self) -> None:
         """End the chores that are under way."""
-        await self._stop_attention()
-        tasks = [*self._reaping.values(), *self._reading.values()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=_CHORE_GRACE)
+        try:
+            await self._stop_attention()
+        finally:  # also if the caller is cancelled
+            tasks = [*self._reaping.values(), *self._reading.values()]
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=_CHORE_GRACE)
 
     async def _stop_attention(self) -> None:
         if self.attention is not None:
