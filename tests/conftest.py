@@ -4,12 +4,14 @@ A server starts when the first test needs it, once per run: all processes of a p
 kills a server asks for `own_postgres` or `own_mariadb`, which belong to its process.
 """
 
+import functools
 import gc
 import logging
 import os
 import random
 import re
 import sys
+import traceback
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -94,8 +96,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Modules and tests live until the end: without them each garbage collection takes a fraction of the time."""
+    if driver := sys.modules.get("asyncpg.connection"):
+        _name_the_test_of_each_connection(driver.Connection)
     gc.collect()
     gc.freeze()
+
+
+def _name_the_test_of_each_connection(connection: Any) -> None:
+    """The warning about a connection that was never closed appears in a later test: it names the test that made it."""
+    create = connection.__init__
+
+    @functools.wraps(create)
+    def create_with_origin(self: Any, *args: Any, **kwargs: Any) -> None:
+        create(self, *args, **kwargs)
+        frames = "".join(traceback.format_stack(sys._getframe(1), limit=12))
+        self._source_traceback = f"{os.environ.get('PYTEST_CURRENT_TEST')}\n{frames}"
+
+    connection.__init__ = create_with_origin
 
 
 def _names(item: pytest.Item) -> list[str]:

@@ -39,18 +39,20 @@ def proxy(url: str, request: pytest.FixtureRequest) -> Proxy:
 
 
 def connections(url: str) -> int:
-    """Number of sessions in the test's database, without those of this function and of PostgreSQL's own processes."""
+    """Number of sessions in the test's database, without those of this function and of PostgreSQL's own processes.
+
+    A session of an earlier call may take a moment to end, and so it is known by its name, or by having no database.
+    """
     if url.startswith("postgres"):
-        with psycopg.connect(url) as c:
+        with psycopg.connect(url, application_name="watch") as c:
             text = (
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-                "AND backend_type = 'client backend' AND query NOT LIKE '%pg_stat_activity%'"
+                "AND backend_type = 'client backend' AND application_name <> 'watch'"
             )
             return int(c.execute(text).fetchone()[0])  # type: ignore[index]
-    with pymysql.connect(**address(url)) as c, c.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM information_schema.processlist WHERE db = database() AND id <> connection_id()"
-        )
+    database = address(url)["database"]
+    with pymysql.connect(**address(url) | {"database": None}) as c, c.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM information_schema.processlist WHERE db = %s", (database,))
         return int(cursor.fetchone()[0])
 
 
