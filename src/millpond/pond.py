@@ -134,7 +134,7 @@ class Millpond(Subscribers):
         """Operator verbs for synchronous code: counts, lists, retries, pauses."""
         from millpond.control_sync import ControlSync  # only for operators
 
-        return ControlSync(self._connections)
+        return ControlSync(lambda: self._connections)
 
     def asgi(
         self,

@@ -47,6 +47,9 @@ class TestConnections(LoopConnections):
         return current_delivery() is not None
 
     async def close(self) -> None:
+        await self.disconnect()
+
+    async def disconnect(self) -> None:
         if asyncio.get_running_loop() is not self._loop:
             await self._close_transport()
 
@@ -54,7 +57,9 @@ class TestConnections(LoopConnections):
         """Without effect."""
 
     async def end(self) -> None:
-        await super().close()
+        self._closed = True
+        await super().disconnect()
+        self._in_memory.clear()
 
 
 class PublishedMessage(msgspec.Struct, frozen=True, kw_only=True):

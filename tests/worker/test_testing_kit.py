@@ -13,7 +13,7 @@ import pytest
 
 from millpond import AckPolicy, Delivery, Message, Millpond, NackMessage, RejectMessage, Retry, State, Subscribers
 from millpond.control import Control
-from millpond.errors import BodyNotDecodable, InvalidOption, MillpondError, Unsupported
+from millpond.errors import BodyNotDecodable, Closed, InvalidOption, MillpondError, Unsupported
 
 pond = Millpond("postgresql://nobody@localhost:1/never-connected")
 shipped: list[int] = []
@@ -246,6 +246,29 @@ async def test_a_program_under_test_may_close_its_pond() -> None:
             in_thread(lambda: asyncio.run(program()))
             shop.close_sync()
             assert await test.bodies("orders") == [1, 1]
+
+
+async def test_a_program_under_test_may_disconnect_its_pond() -> None:
+    """The lifespan of a web application does so at its end."""
+    shop = Millpond("postgresql://nobody@localhost:1/never-connected")
+    async with shop.testing() as test:
+        for _ in range(2):
+            await shop.publish("orders", 1)
+            await shop.disconnect()
+        in_thread(lambda: asyncio.run(shop.disconnect()))
+        assert await test.bodies("orders") == [1, 1]
+    with pytest.raises(Closed):
+        await test.bodies("orders")
+
+
+def test_verbs_that_a_module_keeps_reach_the_database_of_the_test(real: Path) -> None:
+    shop = Millpond(f"sqlite:///{real}")
+    control, pause = shop.control_sync, shop.control_sync.operations.pause
+    with shop.testing_sync():
+        shop.publish_sync("orders", 1)
+        pause("orders")
+        assert [(stats.queue, stats.paused) for stats in control.operations.count()] == [("orders", True)]
+    assert not real.exists()
 
 
 async def test_one_test_at_a_time() -> None:
