@@ -436,6 +436,25 @@ async def test_a_claim_may_be_larger_than_an_aggregate_of_the_session(mariadb: s
     await store.close()
 
 
+async def test_calls_do_not_act_on_an_older_snapshot_of_their_transaction(mariadb: str) -> None:
+    """REPEATABLE READ is the default: what others publish and claim after its first read is not in the snapshot."""
+    store = await millpond.connect(mariadb)
+    calls, other, id_ = MysqlCalls(mariadb), MysqlCalls(mariadb), str(uuid4())
+    insert = f"INSERT INTO millpond_publish (queue, body, id) VALUES ('q', 'x', '{id_}')"
+    _run(calls, "BEGIN")
+    _run(calls, "SELECT count(*) FROM millpond_message")
+    _run(other, insert)
+    _run(calls, insert)
+    assert calls.call("publish", "q", "x", id_, *[None] * 7) == [(id_, 0)]
+    ((claimed, token, *_),) = other.call("claim", "q", 1, 30)
+    assert not calls.many("nack", [claimed], token, None, "no stock")
+    _run(calls, "COMMIT")
+    assert await counts(store) == {State.RETRYABLE: 1}
+    for one in (calls, other):
+        one.connection.close()
+    await store.close()
+
+
 async def test_a_deadlock_is_reported_as_one(mariadb: str) -> None:
     """The server has undone the caller's transaction: the caller must know, and begin again."""
     store = await millpond.connect(mariadb)

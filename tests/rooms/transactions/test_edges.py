@@ -17,7 +17,7 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import millpond
-from millpond import Ack, Message, Millpond, Transport
+from millpond import Ack, Message, Millpond, Nack, Retry, Transport
 from millpond.errors import WrongConnection, WrongDatabase
 from millpond.transports import transactions
 from tests.rooms.transactions.callers import address, django_on, path, sqlalchemy_url
@@ -244,6 +244,17 @@ async def test_mysql_repeatable_read_with_an_old_snapshot(mariadb: Transport, ma
         c.commit()
     assert await mariadb.settle([Ack(claim.receipt)]) == []
     assert len(await mariadb.claim(["q"], limit=10)) == 1
+
+
+async def test_mysql_retry_policy_with_an_old_snapshot(mariadb: Transport, mariadb_url: str) -> None:
+    await mariadb.operations.configure("q", retry=Retry(attempts=1))
+    with closing(pymysql.connect(**address(mariadb_url))) as c, c.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM millpond_message")
+        await mariadb.publish([MESSAGE])
+        (claim,) = await mariadb.claim(["q"])
+        assert mariadb.transactions.settle_sync([Nack(claim.receipt)], within=c) == []
+        c.commit()
+    assert [row.reason for row in await mariadb.operations.archived("q")] == ["retries used up"]
 
 
 async def test_two_publishers_of_one_id_wait_for_each_other(postgres: Transport, postgres_url: str) -> None:

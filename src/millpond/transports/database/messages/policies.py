@@ -30,8 +30,12 @@ def read_settings(d: Dialect, queues: Sequence[str] | None) -> Steps[dict[str, Q
     return {row[0]: settings_of(row) for row in rows}
 
 
-def by_policy(d: Dialect, outcomes: Sequence[Outcome], now: int | None) -> Steps[list[Outcome]]:
-    """The outcomes, with those nacks that have no delay replaced as the retry policies of their queues decide."""
+def by_policy(d: Dialect, outcomes: Sequence[Outcome], now: int | None, *, wait: bool = False) -> Steps[list[Outcome]]:
+    """The outcomes, with those nacks that have no delay replaced as the retry policies of their queues decide.
+
+    `wait`: in a caller's transaction, which may wait for locks. In MySQL's REPEATABLE READ a plain read would be as old
+    as that transaction, and not find a message that was claimed since.
+    """
     open_ = {(d.id_in(o.receipt.id), o.receipt.token): o for o in outcomes if type(o) is Nack and o.delay is None}
     if not open_:
         return list(outcomes)
@@ -39,7 +43,8 @@ def by_policy(d: Dialect, outcomes: Sequence[Outcome], now: int | None) -> Steps
     policies = {name: found.retry for name, found in settings.items() if found.retry is not None}
     if not policies:
         return list(outcomes)
-    rows = yield Query(d.sql(_NACKED), {"ids": [id_ for id_, _ in open_], "now": now})
+    text = f"{_NACKED} {{lock}}" if wait else _NACKED
+    rows = yield Query(d.sql(text), {"ids": [id_ for id_, _ in open_], "now": now})
     decided: dict[int, Outcome] = {}
     for id_, token, queue, attempts, first, at in rows:
         nack, retry = open_.get((d.id_in(d.id_out(id_)), token)), policies.get(queue)

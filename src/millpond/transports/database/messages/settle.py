@@ -46,7 +46,7 @@ def write_outcomes(
     a deleted row that was not to be archived counts as settled. `waited`: second try for rows that changed while the
     first one waited for their locks. `notify`: wake workers that wait for a message that is due again at once or soon.
     """
-    outcomes = yield from by_policy(d, outcomes, now)
+    outcomes = yield from by_policy(d, outcomes, now, wait=wait)
     by_key, moves, returns, refused = _group(d, outcomes)
     failed = _failed_each(moves)
     locked: list[Outcome] = []

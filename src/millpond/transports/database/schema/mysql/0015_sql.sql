@@ -352,7 +352,8 @@ BEGIN
 END;
 
 -- By the retry policies of their queues: the ids of held messages whose retries are used up, and the rows of `requeue` of
--- the others. From a certain exponent on the maximum applies anyway, and the power would be out of range.
+-- the others. From a certain exponent on the maximum applies anyway, and the power would be out of range. The messages are
+-- read with a lock: in a transaction with an older snapshot a plain read would not find their claim.
 DROP PROCEDURE IF EXISTS {schema_dot}`{prefix}policy`;
 
 CREATE PROCEDURE {schema_dot}`{prefix}policy`(IN v_held LONGTEXT, OUT v_over LONGTEXT, OUT v_rows LONGTEXT)
@@ -363,7 +364,7 @@ BEGIN
   INTO v_over, v_rows FROM (
     SELECT k.id, k.wait, k.jitter, k.maximum, (k.most = 0 OR k.attempts + 1 < k.most)
       AND (k.total IS NULL OR k.spent + k.wait <= k.total) AS goes_on
-    FROM (SELECT r.id, m.attempts, coalesce(q.retry_attempts, 8) AS most, q.retry_total AS total,
+    FROM (SELECT m.id, m.attempts, coalesce(q.retry_attempts, 8) AS most, q.retry_total AS total,
         at - coalesce(m.first_attempt_at, m.acquired_at) AS spent, coalesce(q.retry_jitter, 0.33) AS jitter,
         coalesce(q.retry_maximum, 300000000) AS maximum,
         CASE WHEN q.retry_first = 'immediate' AND m.attempts = 0 THEN 0 ELSE least(
@@ -374,8 +375,9 @@ BEGIN
                 ln(greatest(coalesce(q.retry_maximum, 300000000) / coalesce(q.retry_initial, 1000000), 1))
                 / ln(least(coalesce(q.retry_multiplier, 2), 1e16)) + 1)) END
           + coalesce(q.retry_step, 0) * (m.attempts - IF(q.retry_first <=> 'immediate', 1, 0))) END AS wait
-      FROM json_table(v_held, '$[*]' COLUMNS (id CHAR(32) PATH '$')) AS r STRAIGHT_JOIN {message} m
-        ON m.id = unhex(r.id) LEFT JOIN {queue} q ON q.name = m.queue) AS k) AS w;
+      FROM (SELECT r.id, m.queue, m.attempts, m.first_attempt_at, m.acquired_at
+        FROM json_table(v_held, '$[*]' COLUMNS (id CHAR(32) PATH '$')) AS r STRAIGHT_JOIN {message} m
+        ON m.id = unhex(r.id) FOR UPDATE) AS m LEFT JOIN {queue} q ON q.name = m.queue) AS k) AS w;
 END;
 
 -- Each answers with the ids whose receipt is stale: no row if all are settled. `v_ids` is one id or a JSON array of ids.
