@@ -21,4 +21,6 @@ async def done(
 
     With --force also claimed ones: the result of their handler is then refused.
     """
-    print_changed(await control.operations.done(parse.ids(ids), force=force), "done", json, of=len(ids))
+    done = await control.operations.done(parse.ids(ids), force=force)
+    advice = "millpond show ID prints its state" if force else "--force also completes those that a worker handles now"
+    print_changed(done, "done", json, of=len(ids), advice=advice)

@@ -24,13 +24,14 @@ async def serve(
     """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, ValueError, TimeoutError, asyncio.IncompleteReadError):
+        broken = (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
+        with contextlib.suppress(*broken):
             async with asyncio.timeout(_READ_WITHIN):
                 head = await reader.readuntil(b"\r\n\r\n")
                 method, path, *_ = head.split(b" ", 2)
                 writer.write(_response(method, path.split(b"?")[0], obstacle(), facts()))
                 await writer.drain()
-        with contextlib.suppress(OSError, asyncio.LimitOverrunError):
+        with contextlib.suppress(OSError):
             writer.close()
 
     server = await asyncio.start_server(answer, host, port, limit=_LONGEST)
