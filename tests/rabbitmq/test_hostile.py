@@ -88,11 +88,18 @@ async def test_our_own_header_with_wrong_content_is_a_dead_letter(transport: Any
     assert (letter.payload, letter.reason) == (b"hostile", "undecodable")
 
 
-async def test_a_forged_death_stops_no_dead_letters(transport: Any) -> None:
+_TEXT = b"S\0\0\0\x01x"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"\x07x-deathA" + struct.pack(">I", len(_TEXT)) + _TEXT, b"\x03BCCA\0\0\0\0" + b"\x03BCC" + _TEXT],
+    ids=["x-death", "a second BCC"],
+)
+async def test_a_forged_death_stops_no_dead_letters(transport: Any, header: bytes) -> None:
     """The broker would read the header when it moves the message, and not recover"""
     await transport.claim(["q"])
-    text = b"S\0\0\0\x01x"
-    forged = table(b"\x07x-deathA" + struct.pack(">I", len(text)) + text + b"\x02\xe9\xe9t\x01")
+    forged = table(header + b"\x02\xe9\xe9t\x01")
     async with attacker(transport.url.raw) as attack:
         for body, properties in ((b"forged", forged), (b"next", UNDECODABLE["header name in Latin-1"])):
             await attack.send(properties, body)
@@ -452,16 +459,16 @@ async def test_a_failed_claim_keeps_its_messages(transport: Any) -> None:
         text = b'{"queue":"q","crashes":2,"expires_us":1}'
         await attack.send(table(b"\x08millpondS" + struct.pack(">I", len(text)) + text), queue="millpond.suspects.q")
         await attack.flush()
-    settle = transport.settle
+    settle = transport._outcome_writer.settle
 
-    async def fails(outcomes: Any) -> Any:
+    async def fails(outcomes: Any, **how: Any) -> Any:
         raise StoreUnavailable("no archive")
 
-    transport.settle = fails
+    transport._outcome_writer.settle = fails
     for _ in range(3):
         with contextlib.suppress(StoreUnavailable):
             await transport.claim(["q"], 10)
-    transport.settle = settle
+    transport._outcome_writer.settle = settle
     async with asyncio.timeout(SOON):
         while len(rows := await Control(transport).messages("q")) < 4:
             assert await transport.claim(["q"], 10) == []

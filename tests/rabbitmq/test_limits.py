@@ -121,7 +121,7 @@ async def test_channels_beyond_the_brokers_maximum_get_a_further_connection(brok
 
 
 async def test_a_forged_death_that_expires_stops_nothing(broker: RabbitMQ) -> None:
-    """RabbitMQ before 3.13 would move no dead letter of the node any more, and declare no queue"""
+    """RabbitMQ before 4.0 would move no dead letter of the node any more, and declare no queue"""
     url = broker.create_vhost(uuid4().hex)
     transport: Any = await millpond.connect(url, broker_dead_letters=False)
     await transport.claim(["q"])

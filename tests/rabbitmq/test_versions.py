@@ -60,7 +60,13 @@ async def test_a_feature_flag_that_an_upgraded_cluster_may_lack(
 
 @pytest.mark.parametrize(
     ("version", "broker_dead_letters", "warned"),
-    [((3, 10), True, True), ((3, 12), True, True), ((3, 10), False, False), ((3, 13), True, False)],
+    [
+        ((3, 10), True, True),
+        ((3, 12), True, True),
+        ((3, 10), False, False),
+        ((3, 13), True, True),
+        ((4, 0), True, False),
+    ],
 )
 def test_the_danger_of_forged_deaths_is_named_once(
     caplog: pytest.LogCaptureFixture, version: tuple[int, int], broker_dead_letters: bool, warned: bool

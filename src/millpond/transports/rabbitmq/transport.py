@@ -50,6 +50,8 @@ log = logging.getLogger("millpond.rabbitmq")
 
 _NEGLIGIBLE = SECOND
 """Microseconds. The broker checks its timeouts every minute only."""
+_READ_WITH_DEATHS = (b"x-death", b"BCC")
+"""Headers that RabbitMQ before 4.0 reads when it moves a dead letter. It removes the first BCC of a publisher only."""
 _GIVE_UP_AFTER = 5.0
 """Seconds after which a claim ends although messages that cannot be claimed still come, and none that can."""
 
@@ -471,8 +473,9 @@ class RabbitTransport:
         """Move an unreadable message to the dead letters."""
         self._unreadable_log.add(queue, error)
         copy = copy_unreadable(queue, message.body, f"{type(error).__name__}: {error}", self.now())
-        # A forged x-death ends the process of RabbitMQ 3.10 that moves dead letters of the queue. Later ones hang.
-        by_broker = self.topology.dead_letters_safely(queue) and b"x-death" not in message.properties
+        # A forged one ends the process of RabbitMQ 3.10 that moves dead letters of the queue. Later ones hang.
+        is_harmless = not any([name in message.properties for name in _READ_WITH_DEATHS])
+        by_broker = self.topology.dead_letters_safely(queue) and is_harmless
         self._republisher.add(Republish(channel, message.tag, copy, message.size, by_broker))
 
     async def _record_republished(self, messages: Sequence[OutgoingMessage]) -> None:

@@ -21,8 +21,8 @@ _OLDEST = (3, 10)
 """The first version whose quorum queues have lifetimes, and dead-letter at least once."""
 _FLAG_REQUIRED = (3, 12)
 """The first version that cannot lack the feature flag for dead-lettering at least once."""
-_OWN_DEATHS = (3, 13)
-"""The first version that does not read a publisher's header `x-death` when it dead-letters a message."""
+_OWN_DEATHS = (4, 0)
+"""The first version that never reads a publisher's header `x-death` when it dead-letters a message."""
 _CONSUMER_TIMEOUTS = (4, 3)
 """The first version that takes a timeout from each consumer."""
 _ACQUIRED_COUNT = (4, 3)
@@ -57,8 +57,8 @@ def check_version(version: Version | None, *, broker_dead_letters: bool) -> None
 def _warn_of_forged_deaths(major: int, minor: int) -> None:
     """Once for each version."""
     log.warning(
-        "a message with a forged header x-death that expires in a queue stops all delays and retries of a node of "
-        "RabbitMQ %d.%d: upgrade to 3.13 or later, or read docs/reference/rabbitmq.md, Notes on RabbitMQ before 3.13, "
+        "a message with a forged header x-death or BCC that expires in a queue stops all delays and retries of a node "
+        "of RabbitMQ %d.%d: upgrade to 4.0 or later, or read docs/reference/rabbitmq.md, Notes on RabbitMQ before 4.0, "
         "if you do not trust all publishers",
         major,
         minor,
