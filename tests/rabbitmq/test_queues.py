@@ -104,6 +104,28 @@ async def test_a_length_by_policy_drops_no_dead_letter(transport: Any, rabbitmq_
     await other.close()
 
 
+async def test_an_expired_message_beside_full_dead_letters_delays_no_other(
+    transport: Any, rabbitmq_server: RabbitMQ
+) -> None:
+    await transport.publish([Message(queue="q", payload=b"old", expires=0.001), Message(queue="q", payload=b"good")])
+    policy = {"pattern": "^millpond.dead", "definition": {"max-length": 1}, "apply-to": "queues"}
+    rabbitmq_server.ask("PUT", f"/policies/{vhost_of(transport)}/full", policy)
+    other = await aiormq.connect(transport.url.raw)
+    channel = await other.channel()
+    with pytest.raises(aiormq.exceptions.DeliveryError):
+        while True:
+            await channel.basic_publish(b"fill", routing_key="millpond.dead.q")
+    claim = await next_claim(transport)
+    assert claim.message.payload == b"good"
+    assert await transport.settle([Ack(claim.receipt)]) == []
+    await channel.queue_purge("millpond.dead.q")
+    async with asyncio.timeout(SOON):
+        while not (rows := await Control(transport).messages("q")):
+            pass
+    assert [(row.payload, row.reason, row.deliveries) for row in rows] == [(b"old", "expired", 1)]
+    await other.close()
+
+
 async def test_a_delivery_limit_loses_nothing(transport: Any, rabbitmq_server: RabbitMQ) -> None:
     """20 is the default of RabbitMQ 4"""
     set_policy(rabbitmq_server, transport, **{"delivery-limit": 20})

@@ -53,8 +53,11 @@ class OutcomeWriter:
         self._counts_deliveries = counts_deliveries
         """True if queues count requeued deliveries."""
 
-    async def settle(self, outcomes: Sequence[Outcome]) -> list[Receipt]:
-        """Write outcomes and return the stale receipts."""
+    async def settle(self, outcomes: Sequence[Outcome], *, later: bool = False) -> list[Receipt]:
+        """Write outcomes and return the stale receipts.
+
+        `later`: a copy that is refused now is published in the background. It is no error.
+        """
         check_outcomes(outcomes)
         changes: dict[Receipt, Change] = {}
         for outcome in outcomes:  # all are read before the first is written; of two with one receipt the first counts
@@ -70,7 +73,7 @@ class OutcomeWriter:
             elif not self._receipts.was_settled(receipt, c.state):
                 refused.append(receipt)
         if held:
-            refused += await self._settle(held, changes)
+            refused += await self._settle(held, changes, later)
         return refused
 
     async def give_back(self, held: Sequence[HeldDelivery]) -> None:
@@ -94,7 +97,7 @@ class OutcomeWriter:
         if rows:
             await record(archive, rows)
 
-    async def _settle(self, held: Sequence[HeldDelivery], changes: dict[Receipt, Change]) -> list[Receipt]:
+    async def _settle(self, held: Sequence[HeldDelivery], changes: dict[Receipt, Change], later: bool) -> list[Receipt]:
         """Outcomes without a copy go first: a broker short of memory takes acks and no publishes."""
         now = self._now()
         copied: list[Copied] = []
@@ -109,14 +112,18 @@ class OutcomeWriter:
         try:
             lost = set(await self._ack(acked, changes))
             if copied:
-                lost |= await self._settle_copied(copied, changes, waiting)
+                lost |= await self._settle_copied(copied, changes, waiting, later)
         finally:
             for delivery in waiting.values():  # after an error they stay held
                 self._receipts.put_back(delivery)
         return list(lost)
 
     async def _settle_copied(
-        self, copied: Sequence[Copied], changes: dict[Receipt, Change], waiting: dict[Receipt, HeldDelivery]
+        self,
+        copied: Sequence[Copied],
+        changes: dict[Receipt, Change],
+        waiting: dict[Receipt, HeldDelivery],
+        later: bool,
     ) -> set[Receipt]:
         """Publish copies, then ack. A copy that is refused holds up no other, and is the only one to be sent again."""
         errors = await self._send_or_defer(copied)
@@ -144,7 +151,13 @@ class OutcomeWriter:
                     raise error
                 lost |= await self._reject(each, changes, waiting, error)
             except Exception as e:
-                failures.append(e)
+                if not later:
+                    failures.append(e)
+                    continue
+                delivery, copy = each
+                waiting.pop(delivery.receipt, None)
+                self._publish_later(delivery, copy)
+                self._remember(changes, [delivery])
         if failures:
             raise failures[0]
         return lost
@@ -202,7 +215,11 @@ class OutcomeWriter:
         if refused:
             log.warning("outcomes are written later: %d (%s)", len(refused), refused[0][1])
         for (delivery, copy), _ in refused:
-            self._republish(Republish(delivery.received.channel, delivery.received.tag, copy))
+            self._publish_later(delivery, copy)
+
+    def _publish_later(self, delivery: HeldDelivery, copy: OutgoingMessage) -> None:
+        received = delivery.received
+        self._republish(Republish(received.channel, received.tag, copy, received.size))
 
     def cancel(self) -> None:
         for task in self._unfinished:

@@ -285,8 +285,8 @@ class RabbitTransport:
             runnable, refused = split_runnable(claims, max_deliveries=max_deliveries)
             if not refused:
                 return runnable
-            try:
-                await self.settle(refused)
+            try:  # a dead letter that is refused now, because its queue is full, delays no other message
+                await self._outcome_writer.settle(refused, later=True)
             except BaseException:
                 self._unclaim(claims)
                 raise
