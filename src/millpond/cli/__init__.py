@@ -60,7 +60,7 @@ def run_command(argv: Sequence[str]) -> int:
     secret_urls.forget()
     arguments, debug = _without_debug(argv)
     try:
-        return app(args=arguments or ["--help"], prog_name="millpond", standalone_mode=False) or 0
+        return app(args=arguments or ["--help"], prog_name="millpond", standalone_mode=False, obj=list(argv)) or 0
     except typer.Abort:
         return _fail("stopped", 130)
     except _WrongUsage as e:

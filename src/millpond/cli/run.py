@@ -2,7 +2,6 @@
 
 # No postponed annotations: typer reads them.
 
-import sys
 from pathlib import Path
 
 import typer
@@ -24,6 +23,7 @@ from millpond.seam.workers import DEAD_AFTER, check_dead_after
 
 @app.command("run")
 def run(
+    context: typer.Context,
     target: given.Target,
     workers: given.Workers = 1,
     queues: given.Queues = None,
@@ -71,7 +71,8 @@ def run(
     )
     if reload:
         configure_reload_log(options)
-        raise typer.Exit(run_and_reload([a for a in sys.argv[1:] if a != "--reload"], Path.cwd(), options.grace))
+        arguments = [argument for argument in context.obj if argument != "--reload"]
+        raise typer.Exit(run_and_reload(arguments, Path.cwd(), options.grace))
     cluster = run_on_spark.Cluster(master, tasks, names(py_files), names(archives), conf or [], driver_port)
     check_place(on, workers, cluster)
     run_on_spark.find_modules_in(cluster.py_files)

@@ -1,6 +1,10 @@
 """The module that `manage.py millpond run` runs: it sets Django up and imports the handlers of all apps."""
 
-import django
+from millpond.integrations.django import import_path
+
+import_path.take_over()
+
+import django  # noqa: E402 - from the path of manage.py
 
 django.setup()
 
