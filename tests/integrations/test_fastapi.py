@@ -10,6 +10,7 @@ import pytest
 from fastapi import Depends, FastAPI
 from httpx import ASGITransport, AsyncClient
 from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from millpond import Millpond
@@ -80,7 +81,7 @@ async def test_without_work_nothing_is_handled(url: str) -> None:
         messages: Annotated[SessionPublisher, publisher(pond, get_session)],
     ) -> bool:
         assert messages.session is session
-        new = messages.publish_sync("q", 1).new
+        new = messages.publish_sync("q", 1).new and messages.publish_many_sync("q", [2])[0].new
         if commit:
             session.commit()
         return new
@@ -89,7 +90,7 @@ async def test_without_work_nothing_is_handled(url: str) -> None:
         assert (await client.post("/true")).json() and (await client.post("/false")).json()
         assert pond.worker is None
     (stats,) = await (await pond.transport).operations.count(["q"])
-    assert stats.counts["PENDING"] == 1
+    assert stats.counts["PENDING"] == 2
     await pond.close()
     engine.dispose()
 
@@ -109,4 +110,35 @@ async def test_a_worker_that_ends_is_logged_at_once(url: str, caplog: pytest.Log
         async with client_of(app):
             await until(lambda: "the worker of this application ended" in caplog.text)
             assert pond.worker is None
+    await pond.close()
+
+
+async def test_a_lifespan_that_ends_before_its_worker_began(url: str) -> None:
+    """Such as by an error of the application's own start."""
+    pond = Millpond(url)
+
+    @pond.subscriber("q")
+    async def handle(body: int) -> None: ...
+
+    async with asyncio.timeout(60):
+        with pytest.raises(ZeroDivisionError):
+            async with lifespan(pond)(None):
+                raise ZeroDivisionError
+    assert pond.worker is None
+    await pond.close()
+
+
+async def test_many_messages_in_the_requests_transaction(url: str) -> None:
+    pond = Millpond(url)
+    await pond.transport
+    engine = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
+    async with AsyncSession(engine) as session:
+        messages = SessionPublisher(pond, session)
+        await messages.publish_many("q", [1, 2])
+        await session.rollback()
+        await messages.publish_many("q", [3, 4, 5])
+        await session.commit()
+    await engine.dispose()
+    (stats,) = await (await pond.transport).operations.count(["q"])
+    assert stats.counts["PENDING"] == 3
     await pond.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Unpack
 
@@ -12,7 +12,7 @@ from fastapi import Depends
 
 from millpond.ids import PublishedId
 from millpond.pond import Millpond
-from millpond.publishing import PublishOptions
+from millpond.publishing import PublishManyOptions, PublishOptions
 
 log = logging.getLogger("millpond.fastapi")
 
@@ -28,10 +28,22 @@ class SessionPublisher:
         options["within"] = self.session
         return await self._pond.publish(queue, body, **options)
 
+    async def publish_many(
+        self, queue: str, bodies: Iterable[Any], **options: Unpack[PublishManyOptions]
+    ) -> list[PublishedId]:
+        options["within"] = self.session
+        return await self._pond.publish_many(queue, bodies, **options)
+
     def publish_sync(self, queue: str, body: Any, **options: Unpack[PublishOptions]) -> PublishedId:
         """For endpoints without `async`, whose session is a synchronous one."""
         options["within"] = self.session
         return self._pond.publish_sync(queue, body, **options)
+
+    def publish_many_sync(
+        self, queue: str, bodies: Iterable[Any], **options: Unpack[PublishManyOptions]
+    ) -> list[PublishedId]:
+        options["within"] = self.session
+        return self._pond.publish_many_sync(queue, bodies, **options)
 
 
 def publisher(pond: Millpond, session: Callable[..., Any]) -> Any:
@@ -61,6 +73,7 @@ def lifespan(pond: Millpond, *, work: bool = True) -> Callable[[Any], AbstractAs
         if worker is not None:
             worker.add_done_callback(_log_failure)
         try:
+            await asyncio.sleep(0)  # the run begins: before that `stop` has no effect
             yield
         finally:
             try:
