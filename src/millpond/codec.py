@@ -28,7 +28,7 @@ def encode(body: Any) -> tuple[bytes, str | None]:
         except UnicodeEncodeError:
             raise BodyNotEncodable("the body contains half of a surrogate pair, which is not text") from None
     try:
-        return msgspec.json.encode(_plain(body)), None
+        return msgspec.json.encode(_plain(body), enc_hook=_plain_within), None
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as e:
         raise BodyNotEncodable(
             f"a body of type {type(body).__name__} cannot be written as JSON: {e}; "
@@ -73,3 +73,11 @@ def is_text(content_type: Any) -> bool:
 def _plain(body: Any) -> Any:
     dump = getattr(body, "model_dump", None)  # a pydantic model, without importing pydantic
     return dump(mode="json") if callable(dump) else body
+
+
+def _plain_within(value: Any) -> Any:
+    """A value within a body that msgspec does not know: a pydantic model in a list, dict or dataclass."""
+    plain = _plain(value)
+    if plain is value:
+        raise TypeError(f"objects of type {type(value).__name__} are not supported")
+    return plain

@@ -12,8 +12,9 @@ from uuid import UUID
 import msgspec
 
 from millpond.clock import SECOND, ManualClock, Seconds, as_datetime, seconds
-from millpond.codec import CONTENT_TYPE, decode
+from millpond.codec import CONTENT_TYPE, decode, encode
 from millpond.connections import LoopConnections
+from millpond.errors import BodyNotEncodable
 from millpond.loop import LoopThread
 from millpond.message import SETTLED, State
 from millpond.seam.operations import Row
@@ -163,10 +164,12 @@ class TestPond:
     async def assert_published(self, queue: str, body: Any, *, times: int = 1, **fields: Any) -> None:
         """Fail unless the body was published to the queue this number of times, with these fields.
 
-        Fields: those of `PublishedMessage`, such as `key`, `delay` and `headers`. Given headers may be a part of them.
+        The body is plain, or of a type that `publish` takes, such as a dataclass. Fields: those of `PublishedMessage`,
+        such as `key`, `delay` and `headers`. Given headers may be a part of them.
         """
         there = await self.published(queue)
-        found = [message for message in there if message.body == body and message.matches(fields)]
+        plain = _plain(body)
+        found = [message for message in there if message.body in (body, plain) and message.matches(fields)]
         if len(found) != times:
             wanted = ", ".join([repr(body), *(f"{name}={value!r}" for name, value in fields.items())])
             shown = "\n  ".join(map(repr, there)) or "nothing"
@@ -176,6 +179,14 @@ class TestPond:
     async def bodies(self, queue: str, state: State | str | None = None) -> list[Any]:
         """The bodies of a queue's messages, as plain values."""
         return [decode(row.payload, row.headers.get(CONTENT_TYPE)) for row in await self.messages(queue, state)]
+
+
+def _plain(body: Any) -> Any:
+    """The body as a reader has it. A value that is only compared, such as `unittest.mock.ANY`, stays as it is."""
+    try:
+        return decode(*encode(body))
+    except BodyNotEncodable:
+        return body
 
 
 async def _all_pages(page: Callable[..., Awaitable[list[Row]]], queue: str, states: list[State]) -> list[Row]:

@@ -45,6 +45,8 @@ class LikePydantic:
         (Order(7), b'{"sku":7}', None),
         (Struct(7), b'{"sku":7}', None),
         (LikePydantic(), b'{"sku":7}', None),
+        ([LikePydantic()], b'[{"sku":7}]', None),
+        ({"of": LikePydantic()}, b'{"of":{"sku":7}}', None),
         (UUID(int=1), b'"00000000-0000-0000-0000-000000000001"', None),
         (datetime(2026, 1, 1, tzinfo=UTC), b'"2026-01-01T00:00:00Z"', None),
     ],
@@ -54,7 +56,7 @@ def test_encode(body: Any, payload: bytes, content_type: str | None) -> None:
     assert encode(body) == (payload, content_type)
 
 
-@pytest.mark.parametrize("body", [object(), 1j, {1j: 2}, lambda: None, "\ud800", {"x": "\ud800"}])
+@pytest.mark.parametrize("body", [object(), [object()], 1j, {1j: 2}, lambda: None, "\ud800", {"x": "\ud800"}])
 def test_what_cannot_be_a_body(body: Any) -> None:
     with pytest.raises(BodyNotEncodable):
         encode(body)

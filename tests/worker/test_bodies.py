@@ -56,6 +56,8 @@ ID = UUID("018f0000-0000-7000-8000-000000000000")
         (StructOrder, '{"sku": 7}', StructOrder(7)),
         (ModelOrder, ModelOrder(sku=7), ModelOrder(sku=7)),
         (list[ModelOrder], [{"sku": 7}], [ModelOrder(sku=7)]),
+        (list[ModelOrder], [ModelOrder(sku=7)], [ModelOrder(sku=7)]),
+        (DataOrder, DataOrder(7, [ModelOrder(sku=8)]), DataOrder(7, [ModelOrder(sku=8)])),
         (ModelOrder | None, {"sku": 7}, ModelOrder(sku=7)),
         (DataOrder, DataOrder(7), DataOrder(7)),
         (DataOrder, {"sku": 7, "lines": [{"sku": 8}]}, DataOrder(7, [ModelOrder(sku=8)])),

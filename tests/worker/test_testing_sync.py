@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
@@ -37,6 +39,20 @@ def test_a_synchronous_test_publishes_runs_and_checks() -> None:
         (message,) = test.published("mails")
         assert (message.body, message.state, message.delay) == ({"sku": 7}, State.PENDING, 0)
         assert [row.state for row in test.messages("invoices")] == [State.COMPLETED]
+
+
+@dataclass
+class Order:
+    sku: int
+
+
+def test_a_body_is_compared_as_it_was_published() -> None:
+    with pond.testing_sync() as test:
+        for body in (Order(7), [Order(8)], "text", b"\0", (1, 2)):
+            pond.publish_sync("parcels", body)
+            test.assert_published("parcels", body)
+        test.assert_published("parcels", {"sku": ANY})
+        test.assert_published("parcels", Order(9), times=0)
 
 
 def test_errors_of_handlers_surface() -> None:
