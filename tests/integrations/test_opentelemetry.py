@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from opentelemetry import trace
+from opentelemetry import baggage, context, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -66,6 +66,27 @@ async def test_a_trace_continues_from_the_request_to_the_handler_and_the_next_me
     assert send.attributes["messaging.message.id"] == process.attributes["messaging.message.id"] == str(id_)
     assert process.attributes["messaging.destination.name"] == "orders"
     assert process.attributes["messaging.operation.type"] == "process"
+
+
+async def test_the_publishers_baggage_reaches_every_handler_of_the_trace(traced: Traced) -> None:
+    pond, seen = traced.pond, []
+
+    @pond.subscriber("orders")
+    async def ship(order: int) -> None:
+        seen.append(baggage.get_baggage("tenant"))
+        await pond.publish("invoices", order)
+
+    @pond.subscriber("invoices")
+    def invoice(order: int) -> None:
+        seen.append(baggage.get_baggage("tenant"))
+
+    async with pond.testing() as test:
+        token = context.attach(baggage.set_baggage("tenant", "t-1"))
+        await pond.publish("orders", 7)
+        context.detach(token)
+        await pond.publish("orders", 8)
+        await test.run()
+    assert sorted(seen, key=str) == [None, None, "t-1", "t-1"]
 
 
 async def test_errors_mark_the_span_and_decisions_do_not(traced: Traced) -> None:

@@ -63,9 +63,10 @@ def instrument(
     @pond.middleware
     def process(handling: Handling) -> Generator[None, BaseException | None, None]:
         attributes = _attributes(handling.queue, "process")
+        published = propagate.extract({k: v for k, v in handling.headers.items() if isinstance(v, str)})
         span = tracer.start_span(
             f"process {handling.queue}",
-            context=propagate.extract({k: v for k, v in handling.headers.items() if isinstance(v, str)}),
+            context=published,
             kind=SpanKind.CONSUMER,
             attributes={
                 **attributes,
@@ -75,7 +76,7 @@ def instrument(
                 "millpond.attempt": handling.attempt,
             },
         )
-        token = context.attach(trace.set_span_in_context(span))
+        token = context.attach(trace.set_span_in_context(span, published))  # with the publisher's baggage
         began = monotonic()
         error = yield
         context.detach(token)
