@@ -144,18 +144,22 @@ async def test_a_choice_by_time_and_key(store: Transport) -> None:
     assert len(await every(control, Choice(until=created + timedelta(seconds=1)), 9)) == 2
 
 
+LONG = f"a.b.{'9' * 5000}=7"
+"""Python refuses to read this number."""
+
+
 async def test_a_value_within_the_body_is_compared(store: Transport) -> None:
     for body in (b'{"a": {"b": [7, "x"]}}', b'{"a": {"b": [8]}}', b"7", b"\xff", b'{"a": "7"}', b'{"a": true}', b"["):
         await store.publish([Message(queue="q", payload=body)])
     control = Control(store)
     found = {
         path: [row.payload for row in (await control.search(Choice(path=path), limit=9)).rows]
-        for path in ("a.b.0=7", "a.b.1=x", 'a.b.1="x"', "a.b.9=7", "a=7", "a=true", "a=1")
+        for path in ("a.b.0=7", "a.b.1=x", 'a.b.1="x"', "a.b.9=7", "a=7", "a=true", "a=1", LONG, "a=\udcff")
     }
     first = [b'{"a": {"b": [7, "x"]}}']
     assert found["a.b.0=7"] == found["a.b.1=x"] == found['a.b.1="x"'] == first
     assert found["a=7"] == [b'{"a": "7"}'] and found["a=true"] == [b'{"a": true}']
-    assert found["a.b.9=7"] == found["a=1"] == []
+    assert found["a.b.9=7"] == found["a=1"] == found[LONG] == found["a=\udcff"] == []
     for wrong in ("a", "=7", "a..b=7", ""):
         with pytest.raises(InvalidOption, match="path"):
             Choice(path=wrong)

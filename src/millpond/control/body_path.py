@@ -26,8 +26,8 @@ class BodyPath(msgspec.Struct, frozen=True):
         for name in self.names:
             if isinstance(found, dict) and name in found:
                 found = found[name]
-            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-                found = found[int(name)]
+            elif isinstance(found, list) and (at := _position(name)) is not None and at < len(found):
+                found = found[at]
             else:
                 return False
         if isinstance(found, str):
@@ -44,6 +44,11 @@ def parsed(text: str) -> BodyPath:
         raise InvalidOption(f"{text!r} is no path with a value: write one such as customer.id=7")
     try:
         decoded = msgspec.json.decode(value)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeEncodeError):
         decoded = value
     return BodyPath(names, value, decoded)
+
+
+def _position(name: str) -> int | None:
+    """A place in a list. Python refuses to read numbers with thousands of digits."""
+    return int(name) if name.isdecimal() and len(name) < 20 else None
