@@ -7,12 +7,13 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from importlib import metadata
 from pathlib import Path
 from statistics import median
 
 import pytest
+from packaging.requirements import Requirement
 
 import millpond
 from bench.imports import take_turns
@@ -129,7 +130,7 @@ MODULES = {
     "reload": ["millpond.cli.reload", "watchfiles"],
     "server": ["millpond.server.mounted", "millpond.cli.serve"],
 }
-"""Modules that need the extra. That of Spark is as large as Spark: only `make` installs it, for the other tests."""
+"""Modules that need the extra; Spark has a test of its own."""
 OTHERS = {
     "django": ["millpond.integrations.django", "millpond.integrations.django.apps"],
     "fastapi": ["millpond.integrations.fastapi"],
@@ -155,6 +156,49 @@ def test_the_wheel_has_the_modules_of_every_extra(names: str, packages: tuple[Pa
     modules = [module for name in chosen for module in {**MODULES, **OTHERS}[name]]
     out = run([commands / "python", "-c", f"import {', '.join(modules)}; print(millpond.__file__)"], tmp_path)
     assert out.startswith(str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_wheel_has_the_modules_of_spark(packages: tuple[Path, Path], tmp_path: Path) -> None:
+    """In an environment with the packages that the extra requires, of this one: Spark takes minutes to load."""
+    wheel, _ = packages
+    commands = installed(tmp_path / "env", "--no-deps", wheel)
+    (site,) = tmp_path.glob("env/lib/python*/site-packages")
+    for package in required("millpond", {"spark"}):
+        for part in {file.parts[0] for file in package.files or () if file.parts[0] != ".."}:
+            if not (site / part).exists():
+                (site / part).symlink_to(str(package.locate_file(part)))
+    out = run([commands / "python", "-c", IMPORT_ALL_OF_SPARK], tmp_path)
+    assert out.startswith(str(tmp_path)) and int(out.split()[-1]) > 20
+
+
+IMPORT_ALL_OF_SPARK = """
+import importlib, pkgutil
+import millpond.spark, pyspark_millpond, millpond.cli.lake
+names = [module.name for module in pkgutil.walk_packages(millpond.spark.__path__, "millpond.spark.")]
+for name in names:
+    importlib.import_module(name)
+print(millpond.__file__, len(names))
+"""
+
+
+def required(name: str, extras: Set[str]) -> list[metadata.Distribution]:
+    """The packages that an extra requires, and those that they require in turn, as they are installed here."""
+    found: dict[tuple[str, frozenset[str]], metadata.Distribution] = {}
+    todo = [(name, frozenset(extras))]
+    for one, its in todo:
+        for line in metadata.requires(one) or ():
+            requirement = Requirement(line)
+            applies = requirement.marker is None or any(
+                requirement.marker.evaluate({"extra": extra}) for extra in its or {""}
+            )
+            key = requirement.name, frozenset(requirement.extras)
+            if applies and key not in found:
+                found[key] = metadata.distribution(requirement.name)
+                assert requirement.specifier.contains(found[key].version, prereleases=True), line
+                todo.append(key)
+    return list(found.values())
 
 
 def test_every_extra_is_tried() -> None:
