@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_END_WITHIN = 5.0
+"""Seconds that the tasks of a loop have to end when its thread ends."""
 
 
 class LoopThread(threading.Thread):
@@ -20,6 +23,7 @@ class LoopThread(threading.Thread):
 
     def run(self) -> None:
         self._loop.run_forever()
+        self._loop.run_until_complete(_end_tasks(asyncio.all_tasks(self._loop)))
         self._loop.close()
 
     def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
@@ -28,6 +32,15 @@ class LoopThread(threading.Thread):
     def end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self.join()
+
+
+async def _end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and await their ends, which close connections. One that does not end is left."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=_END_WITHIN)
+    await asyncio.sleep(0)  # closed connections leave the loop in its next round
 
 
 class Backoff:

@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from millpond.loop import Backoff, running_loop, until_stopped
+from millpond.loop import Backoff, LoopThread, running_loop, until_stopped
 
 
 async def test_until_stopped_returns_the_result() -> None:
@@ -74,3 +74,24 @@ def test_pauses_double_up_to_the_longest_until_a_reset() -> None:
 
 def test_no_loop_runs_here() -> None:
     assert running_loop() is None
+
+
+def test_a_loop_thread_that_ends_lets_its_tasks_clean_up() -> None:
+    thread, ended = LoopThread(), []
+
+    async def background() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("clean")
+
+    async def start() -> asyncio.Task[None]:
+        task = asyncio.create_task(background())
+        await asyncio.sleep(0)
+        return task
+
+    task = thread.wait_for(start())
+    thread.end()
+    assert ended == ["clean"]
+    assert task.cancelled()
