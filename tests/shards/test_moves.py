@@ -242,6 +242,23 @@ async def test_the_results_of_steps_move_along(urls: list[str], store: ShardedSt
     assert (await store.workers.begin_step(again.receipt, step)).result == b"paid"
 
 
+async def test_the_result_of_a_step_comes_back_with_the_range(urls: list[str], store: ShardedStore) -> None:
+    """It began at the first owner, without a result, and was finished at the other one."""
+    await store.publish([message(*keys_of(store, "a", 1))])
+    for shard, change in (("a", FIRST), ("b", MapChange("-55", "b", "a"))):
+        (claim,) = await store.claim(["q"])
+        assert claim.receipt.shard == shard
+        step = message_step(claim.message.id, "charge")
+        assert (await store.workers.begin_step(claim.receipt, step)).state == "owned"
+        if shard == "b":
+            assert await store.workers.finish_step(claim.receipt, step, b"paid")
+        await store.settle([Nack(claim.receipt, delay=0)])
+        await run(urls, change=change)
+    (again,) = await store.claim(["q"])
+    assert again.receipt.shard == "a"
+    assert (await store.workers.begin_step(again.receipt, step)).result == b"paid"
+
+
 async def test_claimed_messages_are_waited_for_and_shown(urls: list[str], store: ShardedStore) -> None:
     await store.publish([message(key) for key in keys_of(store, "a", 2)])
     (claim, other) = await store.claim(["q"], 2)
@@ -257,6 +274,20 @@ async def test_claimed_messages_are_waited_for_and_shown(urls: list[str], store:
     ((done,)) = await moving
     assert done.moved == 1
     assert sum((await bodies(store)).values()) == 1
+
+
+async def test_claims_that_end_while_no_worker_runs_move_too(urls: list[str], store: ShardedStore) -> None:
+    """That of a process which ended, and that of a worker which died: nobody else would give their messages back."""
+    keys = keys_of(store, "a", 2)
+    await store.publish([message(key, key.encode()) for key in keys])
+    assert len(await store.claim(["q"], 1, lease=0.1)) == 1
+    inner = await millpond.connect(urls[0])
+    await inner.workers.join()
+    assert len(await inner.claim(["q"], 1, lease=0.1, by_worker=True)) == 1
+    # No beat holds this claim from now on.
+    assert await run(urls) == 2
+    assert await bodies(store) == Counter(key.encode() for key in keys)
+    await inner.close()
 
 
 async def test_the_open_batch_of_a_stream_is_waited_for_and_shown(urls: list[str], store: ShardedStore) -> None:

@@ -18,6 +18,7 @@ from millpond.transports.sharded import presence as presence_module
 from millpond.transports.sharded.presence import ShardedPresence
 from millpond.transports.sharded.store import ShardedStore
 from tests.shards.conftest import NAMES, keys_of, message
+from tests.triggers import execute
 from tests.waiting import until
 
 
@@ -99,6 +100,52 @@ async def test_late_messages_that_no_claim_takes_go_back(store: ShardedStore, mo
         return [(row.state, row.deliveries) for row in rows] == [(State.PENDING, 0)] * 3
 
     await until(is_back, "the messages of the late answer")
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_suspect_goes_back_if_its_claim_is_cancelled_while_others_go_back(
+    urls: list[str], store: ShardedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suspect, _ = await store.publish([message(*keys_of(store, name, 1)) for name in "ab"])
+    execute(urls[0], "UPDATE millpond_message SET crashes = 2")
+    back, real = asyncio.Event(), store._claims._back.finished
+
+    async def held_up(within: float) -> None:
+        back.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(store._claims._back, "finished", held_up)
+    claiming = asyncio.create_task(store.claim(["q"], 10, lease=3600))
+    await back.wait()
+    claiming.cancel()
+    await asyncio.wait([claiming])
+    monkeypatch.setattr(store._claims._back, "finished", real)
+
+    async def waits_again() -> bool:
+        return (await states(store, "a")).get(State.PENDING) == 1
+
+    await until(waits_again)
+    (claim,) = await store.claim(["q"], 10, others=False)
+    assert claim.message.id == suspect.id and claim.deliveries == 1
+
+
+async def test_claimed_ids_go_back_if_another_shard_refuses(
+    store: ShardedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = await store.publish(of_each(store, 1))
+    inner: Any = store.members["b"].store
+    monkeypatch.setattr(inner, "claim", refuse)
+    with pytest.raises(MillpondError, match="refused"):
+        await store.claim(["q"], 10, lease=3600, ids=[one.id for one in published])
+
+    async def waits_again() -> bool:
+        return (await states(store, "a")).get(State.PENDING) == 1
+
+    await until(waits_again)
+
+
+async def refuse(*args: Any, **options: Any) -> Any:
+    raise MillpondError("refused")
 
 
 async def test_a_shard_that_refuses_claims_is_named_and_the_others_are_claimed(

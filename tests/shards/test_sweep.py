@@ -131,3 +131,38 @@ async def test_a_move_ends_while_plain_sql_writes_on_the_old_owner(urls: list[st
     async with opened([Url(url) for url in urls], connect_one, {}) as (stores, map_):
         moved = await Mover(stores, map_, on_step=on_step).run(FIRST)
     assert settled and 3 <= moved <= 6, "one in each pass, and the passes end"
+
+
+async def test_an_id_that_plain_sql_writes_again_during_a_move_is_moved_or_stays(
+    urls: list[str], store: ShardedStore
+) -> None:
+    """The record of its first move proves nothing about the second one, before which it is claimed."""
+    held, key = keys_of(store, "a", 2)
+    id_ = uuid4()
+    await store.publish([message(held)])
+    (other,) = await store.claim(["q"])
+    misplace(urls, [key], id_)
+    seen: Counter[str] = Counter()
+    last: list[millpond.Claim] = []
+
+    async def on_step(step: str) -> None:
+        seen[step] += 1
+        if step == "activate" and seen[step] == 1:
+            seen["moved"] += 1
+        elif step == "await ids" and seen["moved"] and not seen["again"]:
+            seen["again"] += 1
+            (claim,) = await store.claim(["q"])
+            assert claim.receipt.shard == "b"
+            assert await store.settle([millpond.Ack(claim.receipt)]) == []
+            misplace(urls, [key], id_)
+        elif step == "remove" and seen["again"] and not last:
+            last.extend(await store.claim(["q"]))
+        elif step == "await ids" and last and not seen["ended"]:
+            seen["ended"] += 1
+            assert await bodies(store) == {}, "one is claimed, and there is no other"
+            assert await store.settle([millpond.Ack(one.receipt) for one in (other, *last)]) == []
+
+    async with opened([Url(url) for url in urls], connect_one, {}) as (stores, map_):
+        await Mover(stores, map_, on_step=on_step).run(FIRST)
+    assert [claim.receipt.shard for claim in last] == ["a"]
+    assert await bodies(store) == {}

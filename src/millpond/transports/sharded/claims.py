@@ -219,8 +219,16 @@ class ShardedClaims:
         if suspect is None or len(claims) == 1:
             return claims
         self._back.add([claim for claim in claims if claim is not suspect])
-        await self._back.finished(within=_PROMPT)
+        try:
+            await self._back.finished(within=_PROMPT)
+        except BaseException:  # the caller is cancelled
+            self._back.add([suspect])
+            raise
         return [suspect]
+
+    def give_back(self, claims: Sequence[Claim]) -> None:
+        """Give back messages that cannot be returned."""
+        self._back.add(claims)
 
     def _obstacle(self) -> BaseException:
         """The reason why no shard was asked."""

@@ -275,6 +275,9 @@ class Mover:
             self._report(change, "move", left + copies, claimed)
             if not found and not copies and not unique:
                 return  # a whole pass found nothing
+            if claimed:
+                # Perhaps no worker runs here any more that would notice a dead one, or the end of a lease.
+                await self.stores[change.source].workers.reap_if_due(may_wait=True)
             if self._moved == before:
                 await asyncio.sleep(backoff.next())
 
@@ -362,6 +365,10 @@ class Mover:
         if len(copies) == len(ids):
             return 0
         rows, once, steps = await source.waiting([id_ for id_ in ids if id_ not in copies])
+        # Plain SQL wrote these again after this mover had moved them: the old record would prove a move of the new one.
+        recorded = await source.moved([row[0] for row in rows]) if rows else {}
+        if again := [id_ for id_, by in recorded.items() if by == epoch]:
+            await source.forget(epoch, again)
         size = max(1, sum(len(row[_BODY]) for row in rows))
         self._at_once = max(1, min(BATCH, 2 * self._at_once, self._at_once * BATCH_BYTES // size))
         done = 0

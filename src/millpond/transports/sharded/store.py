@@ -288,11 +288,15 @@ class ShardedStore:
             return found
 
         claims: list[Claim] = []
-        for shard in self.members.chosen:
-            if len(claims) < limit:
-                with suppress(ShardUnavailable):
-                    found = await claim_on(shard, limit - len(claims))
-                    claims += (on_shard(claim, shard.name) for claim in found)
+        try:
+            for shard in self.members.chosen:
+                if len(claims) < limit:
+                    with suppress(ShardUnavailable):
+                        found = await claim_on(shard, limit - len(claims))
+                        claims += (on_shard(claim, shard.name) for claim in found)
+        except BaseException:  # another shard refuses, or the caller is cancelled
+            self._claims.give_back(claims)
+            raise
         return sorted(claims, key=claim_order)
 
     # --- extend, settle -----------------------------------------------------------------------------

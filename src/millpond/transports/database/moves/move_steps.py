@@ -84,6 +84,12 @@ _KEEP_STEP = """
 INSERT INTO {step} (message, id, scope, name, token, result, at)
 VALUES (:message, :id, :scope, :name, :token, :result, :at) {or_skip}
 """
+# Of deliveries that ended here, when the range was here before: they must not hide the results of the other shard.
+_OWNERLESS_STEPS = """
+SELECT s.id FROM {step} s WHERE s.id {ids} AND s.result IS NULL AND NOT EXISTS (
+  SELECT 1 FROM {message} m {id_index} WHERE m.id = s.message AND m.token = s.token AND m.state = 'PROCESSING')
+"""
+_DROP_STEPS = "DELETE FROM {step} WHERE id {ids} AND result IS NULL"
 _FORGET_MOVED = "DELETE FROM {moved} WHERE id {ids}"
 _RECORD_MOVED = "INSERT INTO {moved} (id, epoch, target, at) VALUES (:id, :epoch, :target, :at)"
 _MOVED_BY = "SELECT id FROM {moved} WHERE id {ids} AND epoch = :epoch"
@@ -273,6 +279,12 @@ class DatabaseMoving(Room):
         return {self.d.id_out(id_): int(epoch) for id_, epoch in rows}
 
     @write
+    def forget(self, epoch: int, ids: Sequence[UUID]) -> Steps[None]:
+        """Delete the records of ids that live here again."""
+        yield from check_epoch(self.d, epoch)
+        yield Query(self.d.sql(_FORGET_MOVED), {"ids": [self.d.id_in(id_) for id_ in ids]})
+
+    @write
     def forget_moved(self) -> Steps[None]:
         at = (yield Query(self.d.sql(NOW), {"now": self.now}))[0][0]
         yield Query(self.d.sql(_FORGET_OLD), {"until": at - _KEEP_MOVED})
@@ -406,9 +418,11 @@ class DatabaseMoving(Room):
         if once:
             yield Many(d.sql(_KEEP_ONCE), _ONCE_COLUMNS, [(d.id_in(row[0]), *row[1:]) for row in once])
         if steps:
-            yield Many(
-                d.sql(_KEEP_STEP), _STEP_COLUMNS, [(d.id_in(row[0]), d.id_in(row[1]), *row[2:]) for row in steps]
-            )
+            stored = [(d.id_in(row[0]), d.id_in(row[1]), *row[2:]) for row in steps]
+            found = yield Query(d.sql(_OWNERLESS_STEPS), {"ids": [row[1] for row in stored]})
+            if ownerless := [row[0] for row in found]:
+                yield Query(d.sql(_DROP_STEPS), {"ids": ownerless})
+            yield Many(d.sql(_KEEP_STEP), _STEP_COLUMNS, stored)
         return taken
 
     @write
