@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -90,6 +91,35 @@ def test_what_a_commit_names_is_on_disk(tmp_path: Path) -> None:
     log = tmp_path / "_delta_log"
     assert {str(file), str(file.parent), str(tmp_path), str(log / f"{1:020}.json"), str(log)} <= set(synced)
     assert synced.index(str(file)) < synced.index(str(log / f"{1:020}.json"))
+
+
+def test_an_entry_of_a_killed_process_is_on_disk_with_the_next_one(tmp_path: Path) -> None:
+    """Otherwise a crash of the machine could leave a gap in the log."""
+    lake, log = created(tmp_path), tmp_path / "_delta_log"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lake, "_after", killed)
+        with pytest.raises(Killed):
+            write_messages(lake)
+    assert (log / f"{1:020}.json").exists()
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(number: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{number}")).name)
+        real(number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        write_messages(Lake.open(lake.storage))
+    assert {f"{1:020}.json", f"{2:020}.json"} <= set(synced)
+
+
+class Killed(Exception):
+    pass
+
+
+def killed(*_: Any) -> None:
+    raise Killed
 
 
 def test_a_checkpoint_is_on_disk_before_it_replaces_entries(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ import millpond
 from millpond import Ack, ManualClock, Message, State
 from millpond.clock import as_datetime
 from millpond.errors import LakeIncomplete
+from millpond.spark.lake.storage import Folder
+from millpond.spark.lake.table import Lake
 from millpond.transports.database.exports.exports import DatabaseExports
 from millpond.transports.database.exports.ranges import PurgeCheck
 from millpond.transports.database.operations import purge as purging
@@ -111,6 +113,36 @@ def test_an_export_that_died_after_its_commit_is_recorded_by_the_next(url: str, 
     assert export(tmp_path / "lake", url).rows == 4
     assert purge(url) == 8 and archived(url) == []
     assert len(ids(lake_rows(tmp_path / "lake"))) == 8
+
+
+def test_an_entry_that_a_killed_export_left_is_on_disk_before_it_counts(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The export died between its commit and the sync. What the database knows of it, purge relies on."""
+    fill(sqlite_url, ["orders"])
+    one = exporter(tmp_path / "lake", sqlite_url)
+    with monkeypatch.context() as patch:
+        patch.setattr(Lake, "_after", die)
+        with pytest.raises(Dead):
+            one.export()
+    one.close()
+    order: list[str] = []
+    sync_log, advance = Folder.sync_log, DatabaseExports.advance
+
+    def sync(self: Folder, names: Iterable[str]) -> None:
+        names = list(names)
+        order.extend(names)
+        sync_log(self, names)
+
+    async def recorded(self: Any, *given: Any) -> None:
+        order.append("recorded")
+        await advance(self, *given)
+
+    monkeypatch.setattr(Folder, "sync_log", sync)
+    monkeypatch.setattr(DatabaseExports, "advance", recorded)
+    assert export(tmp_path / "lake", sqlite_url).rows == 0
+    assert f"{1:020}.json" in order[: order.index("recorded")]
+    assert purge(sqlite_url) == 4
 
 
 class Dead(Exception):

@@ -179,6 +179,16 @@ def test_fields_are_added(tmp_path: Path) -> None:
     assert [field.name for field in DeltaTable(tmp_path).schema().fields][-3:] == ["day", "body", "unreadable"]
 
 
+def test_of_two_that_add_fields_at_once_one_plans_anew(tmp_path: Path) -> None:
+    """With fields that differ only in case, most readers would refuse the table."""
+    created(tmp_path)
+    first, second = opened(tmp_path), opened(tmp_path)
+    first.add_fields({"sku": "bigint"})
+    with pytest.raises(LakeChanged):
+        second.add_fields({"SKU": "bigint"})
+    assert opened(tmp_path).body == {"sku": "bigint"}
+
+
 @pytest.mark.parametrize("partition_by", [[], ["day"]])
 def test_a_table_of_another_program_is_no_lake(partition_by: list[str], tmp_path: Path) -> None:
     """An export would spoil it, and a compaction would drop its columns."""
@@ -256,11 +266,22 @@ def test_nothing_is_deleted_through_a_link(tmp_path: Path) -> None:
 def test_no_lake_and_no_folder(tmp_path: Path) -> None:
     with pytest.raises(NoLake, match="lake export"):
         files(tmp_path)
-    for wrong in ("", "ftp://host/lake", "s3://", "lake[1]", "lake*", "la{k}e", "a\\b", "a%20b"):
+    for wrong in ("", "ftp://host/lake", "s3://", "lake[1]", "lake*", "la{k}e", "a\\b", "a%20b", "s3://bucket/a#b"):
         with pytest.raises(InvalidOption, match="lake"):
             storage_of(wrong)
     assert storage_of(f"file://{tmp_path}").root == str(tmp_path)
     assert storage_of("s3://bucket/lake/").root == "s3://bucket/lake"
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own error, not the advice to make a lake there by an export."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError("403 Forbidden")
+
+    monkeypatch.setattr(DeltaTable, "create", refused)
+    with pytest.raises(LakeError, match=r"could not be created; .* 403 Forbidden"):
+        created(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["my lake", "größe", "a#b", "a+b&c=d", "日本"])

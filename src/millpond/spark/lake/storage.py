@@ -63,7 +63,7 @@ class Storage(Protocol):
         """The file as Spark names it."""
 
     def sync_log(self, names: Iterable[str]) -> None:
-        """Make files of the log durable."""
+        """Make files of the log durable, except those that a checkpoint has replaced."""
 
 
 def storage_of(path: str | os.PathLike[str], options: Mapping[str, str] | None = None) -> Storage:
@@ -75,6 +75,8 @@ def storage_of(path: str | os.PathLike[str], options: Mapping[str, str] | None =
     scheme, separator, rest = text.partition("://")
     if not separator:
         return Folder(str(Path(text).absolute()))
+    if "#" in rest:  # `deltalake` would cut the URL there, and write to another place
+        raise InvalidOption(f"the URL of a lake has no #, not {text!r}")
     if scheme not in _SCHEMES or not rest.strip("/"):
         raise InvalidOption(
             f"a lake is a folder, such as /data/lake, that every machine of Spark sees, or a URL that begins with "
@@ -159,9 +161,10 @@ class Folder:
         mode = self._mode() & 0o666
         for name in names:
             file = self._path(f"{LOG}/{name}")
-            with contextlib.suppress(PermissionError):  # of another user
+            with contextlib.suppress(PermissionError, FileNotFoundError):  # of another user; replaced
                 os.chmod(file, mode)
-            sync(file)
+            with contextlib.suppress(FileNotFoundError):
+                sync(file)
         sync(self._path(LOG))
 
     def _mode(self) -> int:

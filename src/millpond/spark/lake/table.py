@@ -152,16 +152,26 @@ class Lake:
             if has_old_log(storage) and not migrating:
                 raise
         storage.prepare()
-        with contextlib.suppress(LakeError), _translated(storage):  # another process may create it at the same time
-            _deltalake().DeltaTable.create(
-                storage.root,
-                schema,
-                mode="error",
-                partition_by=["day"],
-                configuration=_PROPERTIES | ({LAKE: id_} if id_ else {}),
-                storage_options=_options(storage),
-                raise_if_key_not_exists=False,
-            )
+        delta = _deltalake().DeltaTable
+        try:
+            with _translated(storage):
+                delta.create(
+                    storage.root,
+                    schema,
+                    mode="error",
+                    partition_by=["day"],
+                    configuration=_PROPERTIES | ({LAKE: id_} if id_ else {}),
+                    storage_options=_options(storage),
+                    raise_if_key_not_exists=False,
+                )
+        except LakeError as e:
+            with _translated(storage):
+                there = delta.is_deltatable(storage.root, _options(storage))
+            if not there:  # otherwise another process has created it
+                why = "" if isinstance(e, NoLake) else f": {e}"
+                raise LakeError(
+                    f"the lake {storage.root} could not be created; check that its place exists and is writable{why}"
+                ) from None
         lake = cls.open(storage, migrating=migrating)
         storage.sync_log([_entry(0)])
         return lake
@@ -242,6 +252,11 @@ class Lake:
 
     # --- write --------------------------------------------------------------------------------------
 
+    def sync(self) -> None:
+        """Put the entries since the last checkpoint on disk: a process that was killed may have left them in memory."""
+        last = self.version // _CHECKPOINT_EVERY * _CHECKPOINT_EVERY
+        self.storage.sync_log(map(_entry, range(last, self.version + 1)))
+
     def add_fields(self, fields: Mapping[str, str]) -> None:
         """Add decoded fields to the table's schema; this object then shows the table with them."""
         from deltalake import Field
@@ -306,10 +321,10 @@ class Lake:
         self._after(before)
 
     def _after(self, before: int) -> None:
-        """Show the newest version, with its log on disk."""
+        """Show the newest version, with its log on disk. The entry before may be of a process that died unsynced."""
         with _translated(self.storage):
             self._table.update_incremental()
-        self.storage.sync_log(map(_entry, range(before + 1, self.version + 1)))
+        self.storage.sync_log(map(_entry, range(before, self.version + 1)))
         if self.version // _CHECKPOINT_EVERY > before // _CHECKPOINT_EVERY:
             self._checkpoint()
 
