@@ -122,7 +122,9 @@ def export(
         done = export(spark, lake, urls, **given)
     until = {str(shard): when(us) for shard, us in done.until_us.items()}
     facts = {"messages": done.rows, "files": done.files, "bytes": done.size, "until": until, "held": list(done.held)}
-    print_result(summary(done), facts, json)
+    print_result(summary(done), {**facts, "away": {str(shard): text for shard, text in done.away.items()}}, json)
+    if done.away:
+        raise Declined(f"{len(done.away)} of the databases did not answer; the next export takes their messages")
 
 
 @lake_app.command("purge")

@@ -22,15 +22,17 @@ import pytest
 import millpond
 from millpond import Ack, Message
 from millpond.clock import SECOND
-from millpond.errors import InvalidOption, LakeDamaged, LakeFenced, StoreError, WrongLake
+from millpond.errors import InvalidOption, LakeDamaged, LakeFenced, StoreError, Unreachable, WrongLake
 from millpond.message import NAME_LIMIT
 from millpond.spark.lake import table
 from millpond.spark.lake.body import NO_OBJECT, Decoder, infer_fields
 from millpond.spark.lake.compact import compact
 from millpond.spark.lake.export import Exporter
 from millpond.spark.lake.read import files
+from millpond.spark.lake.schedule import summary
 from millpond.spark.lake.storage import storage_of
 from millpond.spark.lake.table import Lake, LakeChanged
+from millpond.transports.database.exports.exports import DatabaseExports
 from millpond.transports.url import Url
 from tests.shared import empty_database
 from tests.spark.lake.here import Here, export, exporter, lake_rows
@@ -510,3 +512,45 @@ def test_a_shard_that_does_not_answer_leaves_no_connection_open(
             one.export()
         assert open_stores == []
     one.close()
+
+
+@pytest.mark.parametrize("at", ["connecting", "entering"])
+def test_a_shard_that_does_not_answer_delays_its_own_messages_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    urls = [f"sqlite:///{tmp_path / name}.db" for name in ("a", "b")]
+    for _ in range(2):
+        for url in urls:
+            fill(url, ["orders"])
+        if not (tmp_path / "lake").exists():
+            export(tmp_path / "lake", " ".join(urls))
+    everything = sorted(id_ for url in urls for id_ in archived(url))
+    one = exporter(tmp_path / "lake", " ".join(urls))
+    module = sys.modules[Exporter.__module__]
+    real_connect, real_open = module.connect, DatabaseExports.open
+
+    async def connect(url: str, **options: Any) -> Any:
+        if url in gone:
+            raise Unreachable("no answer")
+        return await real_connect(url, **options)
+
+    async def enter(self: Any, lake: str, **given: Any) -> Any:
+        if urls[given["shard"]] in gone:
+            raise Unreachable("no answer")
+        return await real_open(self, lake, **given)
+
+    gone = urls[1:]
+    with monkeypatch.context() as patch:
+        patch.setattr(*((module, "connect", connect) if at == "connecting" else (DatabaseExports, "open", enter)))
+        done = one.export()
+        assert (done.rows, done.away, list(done.until_us)) == (4, {1: "no answer"}, [0, 1])
+        assert "shard 1 was left out: no answer" in summary(done)
+        assert one.purge(older_than=0) == 8
+        gone = urls
+        other = exporter(tmp_path / "lake", " ".join(urls))
+        with pytest.raises(Unreachable, match="no answer"):
+            other.export()
+        other.close()
+    assert one.export().rows == 4 and one.purge(older_than=0) == 8
+    one.close()
+    assert in_lake(tmp_path / "lake") == everything

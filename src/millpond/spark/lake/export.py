@@ -7,7 +7,8 @@
     5. record in each database the ranges that the lake holds, with their numbers of messages
 
 After a crash before 4 there are only orphan files. After a crash after 4 the next export does 5, with numbers from the
-lake. If another export commits between 1 and 4, this one begins again at 1.
+lake. If another export commits between 1 and 4, this one begins again at 1. A shard that does not answer at 1 is left
+to the next export: it delays its own messages only.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from millpond.checks import integer
-from millpond.clock import Seconds
-from millpond.errors import LakeDamaged, LakeFenced
+from millpond.clock import Seconds, seconds
+from millpond.errors import LakeDamaged, LakeFenced, StoreUnavailable
 from millpond.loop import gather_all, outside_loop
 from millpond.seam.arrow import Column, Kind
 from millpond.spark.lake.body import INFER, SAMPLE, Decoder, infer_fields, parse_fields
@@ -62,6 +63,10 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     """Shard -> time before which all archived messages are in the lake."""
     held: Sequence[int] = ()
     """Shards where an open transaction holds back messages that were archived after it began."""
+    away: Mapping[int, str] = {}
+    """Shard that did not answer -> the error. The next export takes its messages."""
+    margin: float = 0.0
+    """Age in seconds of the youngest exported messages."""
 
 
 def export(
@@ -131,7 +136,9 @@ class Exporter:
         self._connections = None if connections is None else integer(connections, "connections", 1)
         self._shards = shards
         self._runner = asyncio.Runner()
-        self._stores: list[Transport] = []
+        self._stores: dict[int, Transport] = {}
+        self.away: dict[int, StoreUnavailable] = {}
+        """Shards that did not answer when the lake was opened last."""
 
     def export(self) -> Exported:
         for _ in range(_TRIES):
@@ -146,11 +153,11 @@ class Exporter:
 
     def _export(self, lake: Lake) -> Exported:
         began = Began()
-        since = {shard.number: lake.until(shard.number) for shard in self._shards}
-        closed: list[ClosedUntil] = self._each(
+        since = {shard.number: lake.until(shard.number) for shard in self._present}
+        closed: dict[int, ClosedUntil] = self._each(
             lambda store, shard: store.exports.close_archive(since[shard.number], margin=self._margin)
         )
-        until = {shard.number: one.until_us for shard, one in zip(self._shards, closed, strict=True)}
+        until = {number: one.until_us for number, one in closed.items()}
         works = self._plan(since, until)
         if fields := self._new_fields(works, lake.body):
             lake.add_fields(fields)
@@ -176,18 +183,20 @@ class Exporter:
             files=len(files),
             size=sum(file.size for file in files),
             until_us={number: time for number, time in found.items() if time is not None},
-            held=[shard.number for shard, one in zip(self._shards, closed, strict=True) if one.held],
+            held=[number for number, one in closed.items() if one.held],
+            away={number: str(error) for number, error in self.away.items()},
+            margin=seconds(self._margin),
         )
 
     def purge(self, *, older_than: float | None = None) -> int:
         """Delete archived messages that the lake holds and that retention, or an age in seconds, allows."""
         self.open()
-        return sum(self._each(lambda store, _: store.operations.purge(older_than=older_than)))
+        return sum(self._each(lambda store, _: store.operations.purge(older_than=older_than)).values())
 
     def open(self) -> Lake:
-        """The lake as its log shows it now, created if missing, and entered in the databases."""
-        if not self._stores:
-            self._stores = self._run(self._connect())
+        """The lake as its log shows it now, created if missing, and entered in the databases that answer."""
+        self.away = {}
+        self._run(self._connect())
         before = None
         while True:
             lake = Lake.create(self.storage, file_schema(None))
@@ -202,18 +211,23 @@ class Exporter:
                 return lake
 
     def _enter(self, lake: Lake) -> None:
-        recorded = self._each(
-            lambda store, shard: store.exports.open(
-                lake.id, shard=shard.number, path=self.storage.root, until=lake.until(shard.number)
-            )
-        )
-        behind = dict(zip((shard.number for shard in self._shards), recorded, strict=True))
-        self._each(lambda store, shard: self._catch_up(store, lake, shard.number, behind[shard.number]))
+        async def enter(store: Transport, shard: SparkShard) -> None:
+            until = lake.until(shard.number)
+            try:
+                recorded = await store.exports.open(lake.id, shard=shard.number, path=self.storage.root, until=until)
+            except StoreUnavailable as e:
+                self.away[shard.number] = e
+            else:
+                await self._catch_up(store, lake, shard.number, recorded)
+
+        self._each(enter)
+        self._check_any_present()
 
     async def _catch_up(self, store: Transport, lake: Lake, shard: int, recorded: int | None) -> None:
         """Record ranges that an export has committed before it died."""
         until = lake.until(shard)
         if until is not None and (recorded is None or recorded < until):
+            await asyncio.to_thread(lake.sync)
             by_minute = await asyncio.to_thread(lake.count_by_minute, shard, recorded, until)
             await store.exports.advance(lake.id, pieces(recorded, until, by_minute))
 
@@ -221,9 +235,9 @@ class Exporter:
         # One slice per core. The number of cores is unknown over Spark Connect.
         context = getattr(self._spark, "sparkContext", None)
         cores = _SOME_CORES if context is None else context.defaultParallelism
-        parallel = max(1, min(cores, self._connections or cores) // len(self._shards))
+        parallel = max(1, min(cores, self._connections or cores) // len(self._present))
         found = []
-        for shard in self._shards:
+        for shard in self._present:
             if until[shard.number] == since[shard.number]:
                 continue
             with shard.open_reader() as reader:
@@ -241,33 +255,54 @@ class Exporter:
             else parse_fields(self._decode, known)
         )
 
-    def _each(self, do: Callable[[Transport, SparkShard], Coroutine[Any, Any, T]]) -> list[T]:
-        async def all_() -> list[T]:
-            return await gather_all(map(do, self._stores, self._shards))
+    @property
+    def _present(self) -> list[SparkShard]:
+        return [shard for shard in self._shards if shard.number not in self.away]
+
+    def _check_any_present(self) -> None:
+        if not self._present:
+            raise next(iter(self.away.values()))
+
+    def _each(self, do: Callable[[Transport, SparkShard], Coroutine[Any, Any, T]]) -> dict[int, T]:
+        """Shard -> result, for all shards that are not away."""
+
+        async def all_() -> dict[int, T]:
+            shards = self._present
+            found = await gather_all(do(self._stores[shard.number], shard) for shard in shards)
+            return {shard.number: one for shard, one in zip(shards, found, strict=True)}
 
         return self._run(all_())
 
-    async def _connect(self) -> list[Transport]:
-        """A store of each shard; if one does not answer, those of the others are closed again."""
+    async def _connect(self) -> None:
+        """Connect to each shard. Those that do not answer are away; after any other error the new ones are closed."""
+        missing = [shard for shard in self._shards if shard.number not in self._stores]
         found = await asyncio.gather(
-            *(connect(shard.url.raw, **shard.store_options, **self.store_options) for shard in self._shards),
+            *(connect(shard.url.raw, **shard.store_options, **self.store_options) for shard in missing),
             return_exceptions=True,
         )
-        stores = [store for store in found if not isinstance(store, BaseException)]
-        for error in found:
-            if isinstance(error, BaseException):
-                await asyncio.gather(*(store.close() for store in stores), return_exceptions=True)
-                raise error
-        return stores
+        stores: dict[int, Transport] = {}
+        wrong: BaseException | None = None
+        for shard, result in zip(missing, found, strict=True):
+            if isinstance(result, StoreUnavailable):
+                self.away[shard.number] = result
+            elif isinstance(result, BaseException):
+                wrong = wrong or result
+            else:
+                stores[shard.number] = result
+        if wrong is not None:
+            await asyncio.gather(*(store.close() for store in stores.values()), return_exceptions=True)
+            raise wrong
+        self._stores |= stores
+        self._check_any_present()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
 
     def close(self) -> None:
         async def all_() -> None:
-            await gather_all(store.close() for store in stores)
+            await gather_all(store.close() for store in stores.values())
 
-        stores, self._stores = self._stores, []
+        stores, self._stores = self._stores, {}
         try:
             self._run(all_())
         finally:

@@ -125,7 +125,8 @@ class _Job:
         return summary(self.exporter.export())
 
     def purge(self) -> str:
-        return f"{self.exporter.purge():,} messages deleted that the lake holds"
+        text = f"{self.exporter.purge():,} messages deleted that the lake holds"
+        return text + _without({number: str(error) for number, error in self.exporter.away.items()})
 
     def compact(self) -> str:
         sweep = self.swept_at is None or monotonic() - self.swept_at > _SWEEP_EVERY
@@ -148,12 +149,20 @@ def summary(exported: Exported) -> str:
     """
     >>> summary(Exported(rows=1200, files=2, size=52_428_800, until_us={0: 1_000_000}))
     '1,200 messages in 2 files, 50.0 MiB; the lake holds all messages archived before 1970-01-01T00:00:01Z'
+    >>> summary(Exported(rows=0, files=0, size=0, until_us={}, margin=60))
+    '0 messages in 0 files, 0.0 MiB; those of the last 60 s are left to the next export'
     """
     text = f"{exported.rows:,} messages in {exported.files:,} files, {exported.size / (1 << 20):.1f} MiB"
     if exported.until_us:
         until = utc_text(as_datetime(min(exported.until_us.values())), "seconds")
         text += f"; the lake holds all messages archived before {until}"
+    if exported.margin and not exported.rows:
+        text += f"; those of the last {exported.margin:g} s are left to the next export"
     if exported.held:
         which = ", ".join(map(str, exported.held))
         text += f"; an open transaction holds back later messages (shard {which})"
-    return text
+    return text + _without(exported.away)
+
+
+def _without(away: Mapping[int, str]) -> str:
+    return "".join(f"; shard {number} was left out: {error}" for number, error in away.items())
