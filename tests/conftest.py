@@ -4,6 +4,7 @@ A server starts when the first test needs it, once per run: all processes of a p
 kills a server asks for `own_postgres` or `own_mariadb`, which belong to its process.
 """
 
+import contextlib
 import functools
 import gc
 import logging
@@ -82,8 +83,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark, pattern in MARKS.items():
             if any(map(pattern.fullmatch, names)):
                 item.add_marker(mark)
-        if item.get_closest_marker("slow_on_servers") and item.get_closest_marker("server"):
-            item.add_marker("slow")
+        if item.get_closest_marker("server"):
+            for mark in ("slow", "long"):
+                if item.get_closest_marker(f"{mark}_on_servers"):
+                    item.add_marker(mark)
         patient = item.get_closest_marker("slow") or item.get_closest_marker("java")
         if patient and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT))
@@ -217,6 +220,18 @@ def shared_postgres(postgres_server: Postgres) -> Iterator[SharedDatabase]:
 def shared_mariadb(mariadb_server: MariaDB) -> Iterator[SharedDatabase]:
     with SharedDatabase(mariadb_server) as database:
         yield database
+
+
+@pytest.fixture(scope="session")
+def three_postgres(postgres_server: Postgres) -> Iterator[list[SharedDatabase]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(SharedDatabase(postgres_server)) for _ in range(3)]
+
+
+@pytest.fixture(scope="session")
+def three_mariadb(mariadb_server: MariaDB) -> Iterator[list[SharedDatabase]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(SharedDatabase(mariadb_server)) for _ in range(3)]
 
 
 @pytest.fixture(scope="session")

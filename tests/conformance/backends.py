@@ -6,7 +6,6 @@ with `requires`, and only this mark skips it.
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -134,10 +133,8 @@ def sqlite_shards(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 def postgres_shards(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Three databases of one server."""
-    server = request.getfixturevalue("postgres_server")
-    with contextlib.ExitStack() as stack:
-        databases = [stack.enter_context(SharedDatabase(server)) for _ in range(3)]
-        yield Shards(lambda: [one.url for one in databases], databases)
+    databases = request.getfixturevalue("three_postgres")
+    yield Shards(lambda: [one.url for one in databases], databases)
 
 
 def mixed_postgres_shards(request: pytest.FixtureRequest) -> Iterator[Backend]:

@@ -14,6 +14,7 @@ import millpond
 from millpond import Ack, Claim, GiveBack, Message, Nack, Reject, StoreUnavailable, Transport
 from servers import Proxy
 from tests.rooms.transactions.callers import address
+from tests.shared import empty_database
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -61,13 +62,13 @@ class ProxiedStore:
 
 @pytest.fixture(params=["postgres", "mariadb"])
 def where(request: pytest.FixtureRequest) -> tuple[Proxy, str]:
-    return request.getfixturevalue(f"{request.param}_proxy"), request.getfixturevalue(f"{request.param}_url")
+    return request.getfixturevalue(f"{request.param}_proxy"), empty_database(request, request.param)
 
 
 @pytest.fixture
 async def proxied(where: tuple[Proxy, str]) -> AsyncIterator[ProxiedStore]:
     proxy, url = where
-    store = await millpond.connect(proxy.url(url), migrate=True, pool_size=1)
+    store = await millpond.connect(proxy.url(url), pool_size=1)
     proxied = ProxiedStore(store, proxy, url)  # type: ignore[arg-type]
     await proxied.warm()
     yield proxied

@@ -13,8 +13,8 @@ import millpond
 from millpond import Message, transports
 from millpond.transports.sharded.store import ShardedStore
 from tests import templates
-from tests.conftest import fresh_name
 from tests.patience import patient_shards
+from tests.shared import empty_databases
 
 NAMES = list(templates.SHARDS)
 
@@ -25,18 +25,13 @@ def urls(tmp_path: Path) -> list[str]:
     return templates.shards(tmp_path)
 
 
-def three_shards(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
+def three_shards(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     """Three shards on the kind of database that is the parameter."""
     if request.param == "sqlite":
-        yield templates.shards(tmp_path)
-        return
-    server = request.getfixturevalue(f"{request.param}_server")
-    names = [fresh_name() for _ in NAMES]
-    found = [server.create_database(name) for name in names]
-    asyncio.run(transports.init_shards(found, names=NAMES, migrate=True))
-    yield found
-    for name in names:
-        server.drop_database(name)
+        return templates.shards(tmp_path)
+    found = empty_databases(request, request.param, 3)
+    asyncio.run(transports.init_shards(found, names=NAMES))
+    return found
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +14,14 @@ from millpond.server.grants import Role
 from millpond.server.tokens import new_token
 from millpond.transports.sharded.store import ShardedStore
 from tests import templates
-from tests.conftest import fresh_name
 from tests.shards.conftest import NAMES, keys_of, message
+from tests.shared import empty_database
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mariadb"])
-def fourth(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def fourth(request: pytest.FixtureRequest) -> str:
     """The URL of an empty database."""
-    if request.param == "sqlite":
-        yield templates.migrated(tmp_path / "d.db")
-        return
-    server, name = request.getfixturevalue(f"{request.param}_server"), fresh_name()
-    url = server.create_database(name)
-    asyncio.run(_migrate(url))
-    yield url
-    server.drop_database(name)
-
-
-async def _migrate(url: str) -> None:
-    await (await millpond.connect(url, migrate=True)).close()
+    return empty_database(request, request.param)
 
 
 async def test_a_new_shard_has_all_tokens_and_settings(urls: list[str], store: ShardedStore, fourth: str) -> None:

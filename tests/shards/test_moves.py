@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,10 @@ from millpond.transports.sharded.connect import opened
 from millpond.transports.sharded.mover import Mover
 from millpond.transports.sharded.store import ShardedStore
 from millpond.transports.url import Url
-from tests.conftest import fresh_name
+from tests import templates
 from tests.rooms.streams.driver import Driver
 from tests.shards.conftest import keys_of, message
+from tests.shared import empty_databases
 from tests.triggers import execute, id_literal
 from tests.waiting import until
 
@@ -37,6 +38,7 @@ STEPS = (
     *("begin", "fence", "copy dedupe", "await ids", "switch source", "add settings", "copy schedules"),
     *("switch target", "drop schedules", "switch other", "copy", "remove", "activate", "end"),
 )
+REPEATED = ("fence", "copy dedupe", "await ids", "copy", "remove", "activate")
 KILLING = ("moves", "moving_ids", "moving_unique", "moving_periodic", "sweep", "restored_shard")
 """Tests that kill movers."""
 FIRST = MapChange("-55", "a", "b")
@@ -44,21 +46,16 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("patient")]
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mariadb"])
-def urls(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[list[str]]:
-    """Three databases of one kind, or of all kinds for MariaDB."""
+def urls(request: pytest.FixtureRequest, tmp_path: Any) -> list[str]:
+    """Two databases of one kind, and a file."""
     if request.param == "sqlite":
-        yield [f"sqlite:///{tmp_path / name}.db" for name in "abc"]
-        return
-    server = request.getfixturevalue(f"{request.param}_server")
-    names = [fresh_name() for _ in "ab"]
-    yield [*(server.create_database(name) for name in names), f"sqlite:///{tmp_path / 'c'}.db"]
-    for name in names:
-        server.drop_database(name)
+        return [templates.migrated(tmp_path / f"{name}.db") for name in "abc"]
+    return [*empty_databases(request, request.param, 2), templates.migrated(tmp_path / "c.db")]
 
 
 @pytest.fixture
 async def store(urls: list[str]) -> AsyncIterator[ShardedStore]:
-    await transports.init_shards(urls, names=["a", "b", "c"], migrate=True)
+    await transports.init_shards(urls, names=["a", "b", "c"])
     found = await millpond.connect(urls)
     assert isinstance(found, ShardedStore)
     yield found
@@ -330,8 +327,7 @@ async def test_the_messages_of_a_released_stream_move(urls: list[str], store: Sh
 
 
 @pytest.mark.slow_on_servers
-@pytest.mark.parametrize("occurrence", [1, 2])
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("step", "occurrence"), [*((step, 1) for step in STEPS), *((step, 2) for step in REPEATED)])
 async def test_a_mover_that_is_killed_is_continued(
     urls: list[str], store: ShardedStore, step: str, occurrence: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,9 +336,6 @@ async def test_a_mover_that_is_killed_is_continued(
     keys = keys_of(store, "a", 25)
     given = [uuid4() for _ in keys]
     await store.publish([message(key, key.encode(), id=id_) for key, id_ in zip(keys, given, strict=True)])
-    with_second = step in ("fence", "copy dedupe", "await ids", "copy", "remove", "activate")
-    if occurrence == 2 and not with_second:
-        return
     with pytest.raises(Killed):
         await run(urls, (step, occurrence))
     early = [one.message.payload for one in await claim_and_ack(store, 4)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -29,8 +29,8 @@ AWAITED = "SELECT count(*) FROM {dedupe} WHERE publisher < 0 OR expires_at > 400
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mariadb"])
-def urls(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
-    yield from three_shards(request, tmp_path)
+def urls(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    return three_shards(request, tmp_path)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from uuid import UUID
 
@@ -16,26 +16,24 @@ from millpond.errors import ShardMapChanged
 from millpond.schedule import Periodic
 from millpond.transports.sharded.store import ShardedStore
 from tests import templates
-from tests.conftest import fresh_name
 from tests.shards.conftest import keys_of
 from tests.shards.test_moves import Killed, run
 from tests.shards.test_moving_unique import BACK
+from tests.shared import empty_databases
 
 pytestmark = pytest.mark.timeout(300)
 Open = Callable[[], Awaitable[ShardedStore]]
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mariadb"])
-def urls(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
+def urls(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     """The shard `b` is of another kind than the others."""
     if request.param == "sqlite":
-        yield templates.shards(tmp_path)
-        return
-    server, name = request.getfixturevalue(f"{request.param}_server"), fresh_name()
-    found = [f"sqlite:///{tmp_path}/a.db", server.create_database(name), f"sqlite:///{tmp_path}/c.db"]
-    asyncio.run(millpond.transports.init_shards(found, names=["a", "b", "c"], migrate=True))
-    yield found
-    server.drop_database(name)
+        return templates.shards(tmp_path)
+    files = [templates.migrated(tmp_path / f"{name}.db") for name in "ac"]
+    found = [files[0], *empty_databases(request, request.param, 1), files[1]]
+    asyncio.run(millpond.transports.init_shards(found, names=["a", "b", "c"]))
+    return found
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from millpond.spark.options import SparkOptions
 from millpond.spark.write.sink import Loaded, Sink
 from millpond.transports.shard_map import ShardMap, ShardRecord, check_routed
 from tests import templates
-from tests.conftest import fresh_name
+from tests.shards.conftest import three_shards
 
 T = TypeVar("T")
 SCHEMA = StructType([StructField("key", StringType()), StructField("payload", StringType())])
@@ -27,18 +27,9 @@ ROWS = [pa.RecordBatch.from_pydict({"key": [f"k{n}" for n in range(60)], "payloa
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def urls(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
+def urls(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     """Three shards. On PostgreSQL, tasks may publish their parts without staging."""
-    if request.param == "sqlite":
-        yield templates.shards(tmp_path)
-        return
-    server = request.getfixturevalue("postgres_server")
-    names = [fresh_name() for _ in "abc"]
-    found = [server.create_database(name) for name in names]
-    asyncio.run(transports.init_shards(found, names=["a", "b", "c"], migrate=True))
-    yield found
-    for name in names:
-        server.drop_database(name)
+    return three_shards(request, tmp_path)
 
 
 def sink_on(urls: list[str], *, atomic: bool = True) -> Sink:
