@@ -98,6 +98,8 @@ class Recorder:
         self._found: dict[str, dict[str, Any]] = defaultdict(dict)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if isinstance(report, pytest.SubtestReport):
+            return  # its seconds are part of its test's
         file = self._found[file_of(report.nodeid)]
         group = "slow" if "slow" in report.keywords else "test"
         file[group] = file.get(group, 0.0) + report.duration

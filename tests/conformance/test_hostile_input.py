@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from datetime import datetime
 from typing import Any
@@ -49,36 +50,38 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-async def test_any_text_is_a_queue_name_and_a_key(transport: Transport, name: str) -> None:
+async def test_any_text_is_a_queue_name_and_a_key(transport: Transport, subtests: pytest.Subtests) -> None:
     """Names are data, never part of a statement."""
-    id_ = await publish(transport, b"here", name, key=name, headers={name: name})
-    await publish(transport, b"elsewhere", "q")
-    claim = await claim_one(transport, name)
-    assert (claim.message.id, claim.message.queue, claim.message.key) == (id_, name, name)
-    assert claim.message.headers == {name: name}
-    await transport.settle([Nack(claim.receipt, error=name)])
-    claim = await claim_one(transport, name)
-    assert await transport.settle([Reject(claim.receipt, reason=name, error=name)]) == []
-    assert await bodies(transport) == [b"elsewhere"]
+    for which, name in NAMES.items():
+        with subtests.test(name=which):
+            id_ = await publish(transport, b"here", name, key=name, headers={name: name})
+            await publish(transport, b"elsewhere", "q")
+            claim = await claim_one(transport, name)
+            assert (claim.message.id, claim.message.queue, claim.message.key) == (id_, name, name)
+            assert claim.message.headers == {name: name}
+            await transport.settle([Nack(claim.receipt, error=name)])
+            claim = await claim_one(transport, name)
+            assert await transport.settle([Reject(claim.receipt, reason=name, error=name)]) == []
+            assert await bodies(transport) == [b"elsewhere"]
 
 
 @requires(Capability.BROWSE | Capability.ARCHIVE | Capability.PAUSE)
-@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-async def test_operators_may_use_any_name(transport: Transport, name: str) -> None:
-    id_ = await publish(transport, b"here", name, key=name)
-    await publish(transport, b"elsewhere", "q")
-    assert [r.id for r in await transport.operations.browse(name, key=name)] == [id_]
-    assert await counts(transport, name) == {State.PENDING: 1}
-    await transport.operations.pause(name)
-    assert await transport.claim([name]) == []
-    await transport.operations.resume(name)
-    assert await transport.operations.cancel([id_], reason=name) == [id_]
-    (archived,) = await transport.operations.archived(name)
-    assert (archived.id, archived.queue, archived.key, archived.reason) == (id_, name, name, name)
-    await transport.operations.retain(name, completed=0, failed=0)
-    assert await transport.operations.purge(name) == 1
-    assert await bodies(transport) == [b"elsewhere"]
+async def test_operators_may_use_any_name(transport: Transport, subtests: pytest.Subtests) -> None:
+    for which, name in NAMES.items():
+        with subtests.test(name=which):
+            id_ = await publish(transport, b"here", name, key=name)
+            await publish(transport, b"elsewhere", "q")
+            assert [r.id for r in await transport.operations.browse(name, key=name)] == [id_]
+            assert await counts(transport, name) == {State.PENDING: 1}
+            await transport.operations.pause(name)
+            assert await transport.claim([name]) == []
+            await transport.operations.resume(name)
+            assert await transport.operations.cancel([id_], reason=name) == [id_]
+            (archived,) = await transport.operations.archived(name)
+            assert (archived.id, archived.queue, archived.key, archived.reason) == (id_, name, name, name)
+            await transport.operations.retain(name, completed=0, failed=0)
+            assert await transport.operations.purge(name) == 1
+            assert await bodies(transport) == [b"elsewhere"]
 
 
 @pytest.mark.parametrize(
@@ -120,32 +123,38 @@ BAD_NAMES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_NAMES.values(), ids=BAD_NAMES)
-async def test_names_that_no_database_could_keep_are_refused(transport: Transport, name: Any) -> None:
-    with pytest.raises(InvalidQueue) as error:
-        await transport.publish([message(), message(queue=name)])
-    assert len(str(error.value)) < 300
-    with pytest.raises(InvalidQueue):
-        await transport.claim(["q", name])
-    with pytest.raises(InvalidQueue):
-        await transport.wait([name], 0)
-    if Capability.PAUSE in transport.capabilities:
-        with pytest.raises(InvalidQueue):
-            await transport.operations.pause(name)
-    assert await transport.claim(["q"]) == []
+async def test_names_that_no_database_could_keep_are_refused(transport: Transport, subtests: pytest.Subtests) -> None:
+    for which, name in BAD_NAMES.items():
+        with subtests.test(name=which):
+            with pytest.raises(InvalidQueue) as error:
+                await transport.publish([message(), message(queue=name)])
+            assert len(str(error.value)) < 300
+            with pytest.raises(InvalidQueue):
+                await transport.claim(["q", name])
+            with pytest.raises(InvalidQueue):
+                await transport.wait([name], 0)
+            if Capability.PAUSE in transport.capabilities:
+                with pytest.raises(InvalidQueue):
+                    await transport.operations.pause(name)
+            assert await transport.claim(["q"]) == []
 
 
-@pytest.mark.parametrize("key", ["NUL \0", "half \ud800", "x" * (NAME_LIMIT + 1), 7, b"k"])
-async def test_keys_that_no_database_could_keep_are_refused(transport: Transport, key: Any) -> None:
-    with pytest.raises(InvalidMessage):
-        await transport.publish([message(), message(key=key)])
-    assert await transport.claim(["q"]) == []
+BAD_KEYS: list[Any] = ["NUL \0", "half \ud800", "x" * (NAME_LIMIT + 1), 7, b"k"]
 
 
-@pytest.mark.parametrize("key", ["", " ", " k ", "k "])
-async def test_white_space_in_keys_is_kept(transport: Transport, key: str) -> None:
-    await publish(transport, key=key)
-    assert (await claim_one(transport)).message.key == key
+async def test_keys_that_no_database_could_keep_are_refused(transport: Transport, subtests: pytest.Subtests) -> None:
+    for key in BAD_KEYS:
+        with subtests.test(key=repr(key)[:20]):
+            with pytest.raises(InvalidMessage):
+                await transport.publish([message(), message(key=key)])
+            assert await transport.claim(["q"]) == []
+
+
+async def test_white_space_in_keys_is_kept(transport: Transport, subtests: pytest.Subtests) -> None:
+    for key in ("", " ", " k ", "k "):
+        with subtests.test(key=key):
+            await publish(transport, key=key)
+            assert (await claim_one(transport)).message.key == key
 
 
 # --- bodies and headers -----------------------------------------------------------------------------------
@@ -161,16 +170,16 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-@pytest.mark.parametrize("count", [1, 25])
-async def test_any_bytes_are_a_body(transport: Transport, body: bytes, count: int) -> None:
+async def test_any_bytes_are_a_body(transport: Transport, subtests: pytest.Subtests) -> None:
     """NUL and large payloads, one message or a bulk load."""
-    if len(body) > 10_000:
-        count = min(count, 20)
-    await transport.publish([message(body) for _ in range(count)])
-    claims = await transport.claim(["q"], count)
-    assert [claim.message.payload for claim in claims] == [body] * count
-    assert await transport.settle([Ack(claim.receipt) for claim in claims]) == []
+    for (which, body), count in itertools.product(BODIES.items(), (1, 25)):
+        with subtests.test(body=which, count=count):
+            if len(body) > 10_000:
+                count = min(count, 20)
+            await transport.publish([message(body) for _ in range(count)])
+            claims = await transport.claim(["q"], count)
+            assert [claim.message.payload for claim in claims] == [body] * count
+            assert await transport.settle([Ack(claim.receipt) for claim in claims]) == []
 
 
 async def test_one_byte_more_than_the_limit(transport: Transport, connect: Connect) -> None:
@@ -186,11 +195,15 @@ async def test_the_limit_is_an_option(connect: Connect) -> None:
         await transport.publish([message(bytes(11))])
 
 
-@pytest.mark.parametrize("body", ["text", None, 7, {"a": 1}, [b"x"]])
-async def test_a_body_is_bytes(transport: Transport, body: Any) -> None:
-    with pytest.raises(BodyNotEncodable):
-        await transport.publish([message(b"good"), message(body)])
-    assert await transport.claim(["q"]) == []
+NO_BODIES: list[Any] = ["text", None, 7, {"a": 1}, [b"x"]]
+
+
+async def test_a_body_is_bytes(transport: Transport, subtests: pytest.Subtests) -> None:
+    for body in NO_BODIES:
+        with subtests.test(body=repr(body)):
+            with pytest.raises(BodyNotEncodable):
+                await transport.publish([message(b"good"), message(body)])
+            assert await transport.claim(["q"]) == []
 
 
 @pytest.mark.parametrize("body", [bytearray(b"\0x"), memoryview(b"\0x")])
@@ -199,43 +212,43 @@ async def test_what_is_like_bytes_is_a_body(transport: Transport, body: Any) -> 
     assert await bodies(transport) == [b"\0x"]
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"NUL": "a\0b"},
-        {"": ""},
-        {"ünï🦆": "🦆" * 100},
-        {"n": 2**62, "f": 0.1, "b": False, "z": None},
-        {"d": {"e": [{}]}},
-        {"n": 10**30, "in": [-(10**4000)]},
-        {"deep": json.loads("[" * (HEADERS_DEPTH - 1) + "]" * (HEADERS_DEPTH - 1)), "brackets": "[" * 100},
-    ],
-)
-async def test_any_json_is_a_header(transport: Transport, headers: dict[str, Any]) -> None:
-    await publish(transport, headers=headers)
-    assert (await claim_one(transport)).message.headers == headers
+HEADERS: list[dict[str, Any]] = [
+    {"NUL": "a\0b"},
+    {"": ""},
+    {"ünï🦆": "🦆" * 100},
+    {"n": 2**62, "f": 0.1, "b": False, "z": None},
+    {"d": {"e": [{}]}},
+    {"n": 10**30, "in": [-(10**4000)]},
+    {"deep": json.loads("[" * (HEADERS_DEPTH - 1) + "]" * (HEADERS_DEPTH - 1)), "brackets": "[" * 100},
+]
 
 
-@pytest.mark.parametrize(
-    ("headers", "error"),
-    [
-        ({7: "x"}, InvalidMessage),
-        ({"x": object()}, BodyNotEncodable),
-        ({"x": {1j}}, BodyNotEncodable),
-        ({"x": "\ud800"}, BodyNotEncodable),
-        ({"x": "y" * HEADERS_LIMIT}, BodyTooLarge),
-        ({"x": 10**5000}, BodyNotEncodable),
-        ({"x": json.loads("[" * HEADERS_DEPTH + "]" * HEADERS_DEPTH)}, BodyNotEncodable),
-        ("text", InvalidMessage),
-        ([("a", "b")], InvalidMessage),
-    ],
-)
-async def test_headers_that_are_not_json_are_refused(
-    transport: Transport, headers: Any, error: type[MillpondError]
-) -> None:
-    with pytest.raises(error):
-        await transport.publish([message(), message(headers=headers)])
-    assert await transport.claim(["q"]) == []
+async def test_any_json_is_a_header(transport: Transport, subtests: pytest.Subtests) -> None:
+    for headers in HEADERS:
+        with subtests.test(headers=str(headers)[:40]):
+            await publish(transport, headers=headers)
+            assert (await claim_one(transport)).message.headers == headers
+
+
+NO_HEADERS: list[tuple[Any, type[MillpondError]]] = [
+    ({7: "x"}, InvalidMessage),
+    ({"x": object()}, BodyNotEncodable),
+    ({"x": {1j}}, BodyNotEncodable),
+    ({"x": "\ud800"}, BodyNotEncodable),
+    ({"x": "y" * HEADERS_LIMIT}, BodyTooLarge),
+    ({"x": 10**5000}, BodyNotEncodable),
+    ({"x": json.loads("[" * HEADERS_DEPTH + "]" * HEADERS_DEPTH)}, BodyNotEncodable),
+    ("text", InvalidMessage),
+    ([("a", "b")], InvalidMessage),
+]
+
+
+async def test_headers_that_are_not_json_are_refused(transport: Transport, subtests: pytest.Subtests) -> None:
+    for headers, error in NO_HEADERS:
+        with subtests.test(headers=repr(type(headers)), error=error.__name__):
+            with pytest.raises(error):
+                await transport.publish([message(), message(headers=headers)])
+            assert await transport.claim(["q"]) == []
 
 
 async def test_endless_headers_are_refused(transport: Transport) -> None:
@@ -248,50 +261,60 @@ async def test_endless_headers_are_refused(transport: Transport) -> None:
 # --- fields -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("priority", [-1, 101, 1.5, "1", None, True, 10**30])
-async def test_priority_out_of_range(transport: Transport, priority: Any) -> None:
-    with pytest.raises(InvalidPriority):
-        await transport.publish([message(), message(priority=priority)])
-    assert await transport.claim(["q"]) == []
+BAD_PRIORITIES: list[Any] = [-1, 101, 1.5, "1", None, True, 10**30]
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("due_at", datetime(2026, 1, 1)),
-        ("expires", datetime(2026, 1, 1)),
-        ("due_at", "2026-01-01"),
-        ("due_at", 1_700_000_000),
-        ("delay", -1),
-        ("delay", -0.000001),
-        ("delay", float("nan")),
-        ("delay", float("inf")),
-        ("delay", 1e300),
-        ("delay", 10**400),
-        ("expires", -1),
-        ("expires", float("nan")),
-    ],
-)
-async def test_times_that_are_none(transport: Transport, field: str, value: Any) -> None:
+async def test_priority_out_of_range(transport: Transport, subtests: pytest.Subtests) -> None:
+    for priority in BAD_PRIORITIES:
+        with subtests.test(priority=repr(priority)[:20]):
+            with pytest.raises(InvalidPriority):
+                await transport.publish([message(), message(priority=priority)])
+            assert await transport.claim(["q"]) == []
+
+
+BAD_TIMES: list[tuple[str, Any]] = [
+    ("due_at", datetime(2026, 1, 1)),
+    ("expires", datetime(2026, 1, 1)),
+    ("due_at", "2026-01-01"),
+    ("due_at", 1_700_000_000),
+    ("delay", -1),
+    ("delay", -0.000001),
+    ("delay", float("nan")),
+    ("delay", float("inf")),
+    ("delay", 1e300),
+    ("delay", 10**400),
+    ("expires", -1),
+    ("expires", float("nan")),
+]
+
+
+async def test_times_that_are_none(transport: Transport, subtests: pytest.Subtests) -> None:
     """Naive, negative, infinite and unreadable times are refused."""
-    with pytest.raises(InvalidTime):
-        await transport.publish([message(), message(**{field: value})])
-    assert await transport.claim(["q"]) == []
+    for field, value in BAD_TIMES:
+        with subtests.test(field=field, value=repr(value)[:20]):
+            with pytest.raises(InvalidTime):
+                await transport.publish([message(), message(**{field: value})])
+            assert await transport.claim(["q"]) == []
 
 
-@pytest.mark.parametrize(("field", "value"), [("delay", "5"), ("delay", True), ("expires", "soon")])
-async def test_durations_of_the_wrong_type(transport: Transport, field: str, value: Any) -> None:
-    with pytest.raises(InvalidOption):
-        await transport.publish([message(), message(**{field: value})])
-    assert await transport.claim(["q"]) == []
+async def test_durations_of_the_wrong_type(transport: Transport, subtests: pytest.Subtests) -> None:
+    for field, value in (("delay", "5"), ("delay", True), ("expires", "soon")):
+        with subtests.test(field=field, value=value):
+            with pytest.raises(InvalidOption):
+                await transport.publish([message(), message(**{field: value})])
+            assert await transport.claim(["q"]) == []
 
 
-@pytest.mark.parametrize("id_", ["not-a-uuid", "", 7, b"x" * 16, "'; --"])
-async def test_an_id_that_is_none(transport: Transport, id_: Any) -> None:
+BAD_IDS: list[Any] = ["not-a-uuid", "", 7, b"x" * 16, "'; --"]
+
+
+async def test_an_id_that_is_none(transport: Transport, subtests: pytest.Subtests) -> None:
     """A bad id is refused."""
-    with pytest.raises(InvalidMessage, match="id_from"):
-        await transport.publish([message(), message(id=id_)])
-    assert await transport.claim(["q"]) == []
+    for id_ in BAD_IDS:
+        with subtests.test(id=repr(id_)):
+            with pytest.raises(InvalidMessage, match="id_from"):
+                await transport.publish([message(), message(id=id_)])
+            assert await transport.claim(["q"]) == []
 
 
 @requires(Capability.CLAIM_BY_ID | Capability.BROWSE | Capability.RESCHEDULE | Capability.ARCHIVE)
@@ -331,13 +354,15 @@ async def test_a_token_no_database_could_hold_is_stale(transport: Transport) -> 
     assert await transport.extend([receipt]) == [receipt]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"pol_size": 3}, {"body_limit": 0}, {"body_limit": "1 MiB"}, {"dedupe_for": -1}, {"dedupe_for": "week"}],
-)
-async def test_options_that_do_not_exist_or_make_no_sense(connect: Connect, options: dict[str, Any]) -> None:
-    with pytest.raises((InvalidOption, InvalidTime)):
-        await connect(**options)
+BAD_OPTIONS: list[dict[str, Any]] = [
+    *({"pol_size": 3}, {"body_limit": 0}, {"body_limit": "1 MiB"}, {"dedupe_for": -1}, {"dedupe_for": "week"}),
+]
+
+
+async def test_options_that_do_not_exist_or_make_no_sense(connect: Connect, subtests: pytest.Subtests) -> None:
+    for options in BAD_OPTIONS:
+        with subtests.test(**options), pytest.raises((InvalidOption, InvalidTime)):
+            await connect(**options)
 
 
 async def test_an_unknown_option_names_its_neighbour(connect: Connect) -> None:
