@@ -82,12 +82,14 @@ def test_publishes_a_message_per_line(cli: Cli, url: str, tmp_path: Path) -> Non
     assert [claim.message.payload for claim in claims][-2:] == [b"1", b"2"]
 
 
+@pytest.mark.long_on_servers
 def test_a_bad_line_publishes_nothing(cli: Cli, url: str) -> None:
     error = cli.fails(2, "publish", "orders", "--json-lines", "-", stdin=b'{"sku": 1}\nnot json\n')
     assert "line 2 is not JSON" in error and "Nothing was published" in error
     assert claimed(url) == []
 
 
+@pytest.mark.long_on_servers
 @pytest.mark.parametrize(
     ("args", "text"),
     [

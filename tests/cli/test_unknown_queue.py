@@ -33,6 +33,7 @@ def arguments(command: list[str], queue: str) -> list[str]:
     return [command[0], queue, *command[1:]]
 
 
+@pytest.mark.long_on_servers
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_mistyped_queue(cli: Cli, url: str, command: list[str]) -> None:
     published(url, [Message(queue="orders", payload=b"1"), Message(queue="mails", payload=b"1")])
@@ -82,6 +83,7 @@ def test_other_names_are_listed(cli: Cli, url: str) -> None:
     assert "there is no queue 'orders'; there are audit, mails" in cli.fails(1, "pause", "orders")
 
 
+@pytest.mark.long_on_servers
 @pytest.mark.parametrize("command", [["pause"], ["retain", "--failed", "7d"]], ids=" ".join)
 def test_a_queue_may_be_set_up_before_its_first_message(cli: Cli, url: str, command: list[str]) -> None:
     cli.ok(*arguments(command, "orders"), "--create")

@@ -20,13 +20,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "requires(capability): runs only over transports that have it")
 
 
-SLOW = ("postgres_shards", "mixed_postgres_shards")
-"""Every call goes to three databases. `make test` has three shards on SQLite."""
+RARE = {"mixed_postgres_shards": pytest.mark.slow, "postgres_shards": pytest.mark.long}
+"""Every call goes to three databases. `make test` has three shards on SQLite. The mixed ones are of three kinds."""
 
 
-@pytest.fixture(
-    scope="session", params=[pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in BACKENDS]
-)
+@pytest.fixture(scope="session", params=[pytest.param(name, marks=RARE.get(name, ())) for name in BACKENDS])
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     yield from BACKENDS[request.param](request)
 

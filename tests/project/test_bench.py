@@ -22,8 +22,11 @@ from servers import MariaDB, Postgres
 
 
 def marked(scenario: Scenario) -> object:
-    # Peers are installed for their measurements; that takes minutes.
-    return pytest.param(scenario, marks=[pytest.mark.long, pytest.mark.timeout(600)] if scenario.peers else [])
+    """Peers are installed for their measurements; that takes minutes. A kind of measurement is the same on each
+    database, except for the work by hand and the filling of tables."""
+    first = next(one for one in SCENARIOS if one.kind == scenario.kind)
+    again = scenario is not first and scenario.kind not in ("publish", "drain")
+    return pytest.param(scenario, marks=[pytest.mark.long, pytest.mark.timeout(600)] if scenario.peers or again else [])
 
 
 @pytest.mark.slow

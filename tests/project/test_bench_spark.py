@@ -15,7 +15,9 @@ from servers import Postgres
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "bars"), [("batch", 1), ("export", 2), ("sink", 3), ("stream", 2)])
+@pytest.mark.parametrize(
+    ("name", "bars"), [("batch", 1), pytest.param("export", 2, marks=pytest.mark.long), ("sink", 3), ("stream", 2)]
+)
 def test_each_measurement(spark: Any, postgres_server: Postgres, name: str, bars: int) -> None:
     with set_up_on(PostgresDatabase(postgres_server), spark) as place:
         found = asyncio.run(MEASURES[name](place, 600, 1))

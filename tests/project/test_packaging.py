@@ -209,10 +209,10 @@ def test_every_extra_is_tried() -> None:
 EXTRAS = sorted(set(PROJECT["optional-dependencies"]) - {"all", "dev", "spark"})
 
 
-@pytest.mark.slow
+@pytest.mark.long  # `make slow` installs all of them, in three environments
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_every_extra_can_be_installed(extra: str, tmp_path: Path) -> None:
+def test_every_extra_can_be_installed_alone(extra: str, tmp_path: Path) -> None:
     """Resolved by pip from the package registry, without installing. Not `all` and `spark`: pip would load Spark."""
     pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
     assert "Would install" in run([*pip, f"{ROOT}[{extra}]"], tmp_path)

@@ -18,7 +18,7 @@ from servers import MariaDB, PgBouncer, Postgres, Proxy, ServerError
 from servers.processes import family, wait_until_gone
 from servers.server import find_program
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

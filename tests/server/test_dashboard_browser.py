@@ -22,7 +22,6 @@ from millpond.server.tokens import new_token
 from tests.server.browsing import PATIENCE, Seen, chromium
 from tests.server.live import live_server
 
-SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"{{7*7}}"
 QUEUE = f"a/b?c&d {HOSTILE}"
 
@@ -189,8 +188,13 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 PAGES = ("", "/failures", "/messages", "/workers", "/periodic", "/streams", "/doctor", "/actions")
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        *(("light", 1280), ("dark", 390)),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("light", 390), ("dark", 1280))),
+    ],
+)
 def test_every_page_in_both_schemes_and_widths(
     browser: Browser, hostile: Place, scheme: Literal["light", "dark"], width: int, tmp_path: Path
 ) -> None:

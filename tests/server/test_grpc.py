@@ -101,6 +101,7 @@ async def test_ack_by_ids_as_vitess_has_it(client: RpcClient, store: Transport) 
     call.cancel()
 
 
+@pytest.mark.long_on_servers
 async def test_metrics_of_streams_and_calls(client: RpcClient, running: RunningServer) -> None:
     await client.publish("q", b"1", b"2")
     calls = [client.MessageStream(queues=["q"], max_messages=1) for _ in range(2)]
@@ -125,6 +126,7 @@ async def test_metrics_of_streams_and_calls(client: RpcClient, running: RunningS
         assert 'millpond_grpc_subscribers{queue="q"}' not in (await http.get("/metrics")).text
 
 
+@pytest.mark.long_on_servers
 async def test_flow_control_by_messages_and_bytes(client: RpcClient, running: RunningServer) -> None:
     await client.publish("q", *(b"%d" % n for n in range(20)))
     call = client.MessageStream(queues=["q"], max_messages=3)
@@ -148,6 +150,7 @@ async def test_flow_control_by_messages_and_bytes(client: RpcClient, running: Ru
     call.cancel()
 
 
+@pytest.mark.long_on_servers
 async def test_a_full_stream_claims_nothing(
     client: RpcClient, running: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +204,7 @@ async def test_messages_settled_by_http_or_elsewhere_free_the_room(
     call.cancel()
 
 
+@pytest.mark.long_on_servers
 async def test_a_stream_consumes_its_queues_only(client: RpcClient, store: Transport) -> None:
     (id_,) = await client.publish("other", b"1")
     call = client.MessageStream(queues=["q", "r"])
@@ -215,6 +219,7 @@ async def test_a_stream_consumes_its_queues_only(client: RpcClient, store: Trans
     call.cancel()
 
 
+@pytest.mark.long_on_servers
 async def test_a_stream_survives_an_unexpected_error(
     client: RpcClient, running: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +240,7 @@ async def test_a_stream_survives_an_unexpected_error(
 
 
 # With little room the pace of the clients counts too, which a busy machine changes.
+@pytest.mark.long_on_servers
 @pytest.mark.parametrize(("room", "within"), [(10, 0.5), (1200, 0.2)])
 async def test_each_message_goes_to_one_subscriber_and_all_get_a_fair_share(
     client: RpcClient, store: Transport, room: int, within: float
@@ -296,6 +302,7 @@ async def test_messages_of_a_slow_client_go_back_unless_they_are_extended(
     slow.cancel()
 
 
+@pytest.mark.long_on_servers
 async def test_a_client_that_does_not_read_keeps_no_messages_from_others(
     client: RpcClient, running: RunningServer, store: Transport
 ) -> None:
@@ -340,6 +347,7 @@ async def test_a_stopping_server_gives_back_and_ends_streams(url: str, store: Tr
     assert await store.workers.status() == []
 
 
+@pytest.mark.long_on_servers
 @pytest.mark.parametrize("method", ROLES)
 async def test_every_method_with_every_role(running: RunningServer, store: Transport, method: str) -> None:
     assert running.grpc_address is not None and set(ROLES) == set(wire.methods())
@@ -368,6 +376,7 @@ async def test_every_method_with_every_role(running: RunningServer, store: Trans
     assert codes == expected | unknown
 
 
+@pytest.mark.long_on_servers
 async def test_a_token_reaches_its_queues_only(running: RunningServer, store: Transport) -> None:
     text, stored = new_token("t", list(Role), ["a.*"])
     await store.access.add_token(stored)
@@ -385,6 +394,7 @@ async def test_a_token_reaches_its_queues_only(running: RunningServer, store: Tr
             assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
+@pytest.mark.long_on_servers
 @pytest.mark.parametrize("end", ["removed", "other queues"])
 async def test_a_stream_ends_with_its_token(running: RunningServer, store: Transport, end: str) -> None:
     text, stored = new_token("t", [Role.CONSUME], ["q"])
@@ -411,6 +421,7 @@ async def test_a_stream_ends_with_its_token(running: RunningServer, store: Trans
     await until(is_back)
 
 
+@pytest.mark.long_on_servers
 async def test_the_end_of_the_last_token_opens_nothing(running: RunningServer, store: Transport) -> None:
     assert running.grpc_address is not None
     async with rpc_client(running.grpc_address) as client:
@@ -422,6 +433,7 @@ async def test_the_end_of_the_last_token_opens_nothing(running: RunningServer, s
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+@pytest.mark.long_on_servers
 async def test_a_caller_behind_a_proxy_needs_a_token(client: RpcClient) -> None:
     client._metadata = (("x-forwarded-for", "10.0.0.1"),)
     with pytest.raises(grpc.aio.AioRpcError) as caught:

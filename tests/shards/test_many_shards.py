@@ -205,8 +205,9 @@ async def test_an_idle_worker_on_postgres(postgres_url: str, monkeypatch: pytest
 
 
 @pytest.mark.slow
-async def test_an_idle_worker_on_256_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With each shard attended, connections and statements would grow sixteenfold."""
+@pytest.mark.parametrize("count", [64, pytest.param(256, marks=pytest.mark.long)])
+async def test_an_idle_worker_on_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """With each shard attended, connections and statements would grow with the number of files."""
     few = await idle(await files(tmp_path / "few", 16), open_files, monkeypatch)
-    many = await idle(await files(tmp_path / "many", 256), open_files, monkeypatch, few.connections + 32)
+    many = await idle(await files(tmp_path / "many", count), open_files, monkeypatch, few.connections + 32)
     assert many.statements <= 2 * few.statements + 60, (few, many)

@@ -40,6 +40,7 @@ def test_the_protocol_keeps_its_promises(config: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.java
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("config", "promise"), BROKEN.items(), ids=BROKEN)
 def test_each_guard_is_needed(config: str, promise: str, tmp_path: Path) -> None:

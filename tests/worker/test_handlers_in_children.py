@@ -16,7 +16,7 @@ from tests.worker import every_handler
 from tests.worker.conftest import on, suspect
 from tests.worker.test_within import DRIVERS
 
-pytestmark = pytest.mark.slow  # thirty processes import the application
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # thirty processes import the application
 
 ROOT = Path(__file__).parent.parent.parent
 QUEUES = [queue for s in every_handler.pond.subscriptions for queue in s.queues]
@@ -42,7 +42,7 @@ def facts(row: Row | None, crashes: int) -> tuple[Any, ...] | None:
     return (row.state.value, row.attempts, row.deliveries - crashes, row.crashes, row.reason, row.error, waits)
 
 
-@on("sqlite", "postgresql", "mariadb")
+@on("sqlite", "postgresql", pytest.param("mariadb", marks=pytest.mark.long))
 async def test_results_are_the_same_in_the_worker_and_in_children(pond: Millpond, url: str, tmp_path: Path) -> None:
     ids = {}
     for crashes in (0, 2):

@@ -43,7 +43,9 @@ def quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @databases
-@pytest.mark.parametrize("count", [500, pytest.param(50_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize(
+    "count", [500, pytest.param(50_000, marks=[pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)])]
+)
 async def test_message_rows_do_not_change_while_handlers_run(
     pond: Millpond, url: str, count: int, quick_beats: None
 ) -> None:
@@ -257,7 +259,7 @@ def proxied(url: str) -> Iterator[Proxy]:
 
 
 @servers
-@pytest.mark.parametrize("outages", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("outages", [1, pytest.param(3, marks=[pytest.mark.slow, pytest.mark.long])])
 async def test_an_outage_for_all_that_is_longer_than_the_lease_starts_no_handler_again(url: str, outages: int) -> None:
     with proxied(url) as proxy:
         ponds = [Millpond(proxy.url(url)) for _ in range(2)]

@@ -173,6 +173,7 @@ async def test_slow_suspects_delay_no_other_message(pond: Millpond, shop: Shop) 
     assert await ended(process) == 0, shop.stderr
 
 
+@pytest.mark.long_on_servers
 @databases
 async def test_the_death_of_the_worker_ends_its_children(pond: Millpond, shop: Shop) -> None:
     """Also that of a child that holds the interpreter's lock."""
@@ -204,6 +205,7 @@ async def test_the_death_of_the_worker_fails_no_suspect(pond: Millpond, shop: Sh
     assert await ended(following) == 0, shop.stderr
 
 
+@pytest.mark.long_on_servers
 @databases
 async def test_a_stop_gives_a_suspect_back(pond: Millpond, shop: Shop) -> None:
     """After the grace period, uncounted; also one in a thread, or one that holds the interpreter's lock."""
@@ -221,6 +223,7 @@ async def test_a_stop_gives_a_suspect_back(pond: Millpond, shop: Shop) -> None:
     assert not any(is_alive(pid) for pid in shop.workers())
 
 
+@pytest.mark.long_on_servers
 @databases
 async def test_a_stop_lets_a_suspect_finish(pond: Millpond, shop: Shop) -> None:
     id_ = await suspect(pond, "b", "waits")
@@ -236,6 +239,7 @@ async def test_a_stop_lets_a_suspect_finish(pond: Millpond, shop: Shop) -> None:
     )
 
 
+@pytest.mark.long_on_servers
 @databases
 async def test_a_child_is_used_again_and_fails_no_innocent_then(pond: Millpond, shop: Shop) -> None:
     """The bomb of one message explodes while the next one runs in the same process."""
@@ -303,6 +307,7 @@ async def test_an_embedded_worker_runs_suspects_among_others(pond: Millpond, mon
     assert await drained(pond) == {State.COMPLETED: 4}
 
 
+@pytest.mark.long_on_servers
 @databases
 async def test_a_suspect_that_cannot_be_sent_to_its_child_fails_alone(
     pond: Millpond, shop: Shop, monkeypatch: pytest.MonkeyPatch

@@ -88,7 +88,7 @@ def die(engine: Engine, point: str) -> None:
     assert engine.life.point == point
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.long_on_servers])])
 def test_crashes_at_random(shards: Shards, seed: int) -> None:
     """Dead drivers wake again, also in the middle of the next one's opening; workers take from the same queue."""
     chance = random.Random(seed)
@@ -126,7 +126,7 @@ def test_crashes_at_random(shards: Shards, seed: int) -> None:
     ("after", "ack_at", "but"),
     [
         (0, None, "ack |after commit"),
-        (2, "after latestOffset", "open|hand_out"),
+        pytest.param(2, "after latestOffset", "open|hand_out", marks=pytest.mark.long_on_servers),
         (2, AS_LATE_AS_CAN_BE, "open|claim|hand_out"),
     ],
     ids=["at first", "acked soon", "acked late"],

@@ -1,7 +1,7 @@
 """Callers of every kind: each has its connection, opened with its library."""
 
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from typing import Any
 from urllib.parse import urlsplit
@@ -315,10 +315,13 @@ class django_on:
 Open = Callable[[str], AbstractAsyncContextManager[CallerCalls]]
 
 
-def params(callers: dict[str, tuple[str, Open]]) -> list[Any]:
-    """The names, marked where the caller's database is on a server."""
-    marks = {"sqlite": (), "postgres": pytest.mark.server, "mariadb": pytest.mark.server}
-    return [pytest.param(name, marks=marks[database]) for name, (database, _) in callers.items()]
+def params(callers: dict[str, tuple[str, Open]], some: Collection[str] = (), mark: Any = None) -> list[Any]:
+    """The names, marked where the caller's database is on a server; `some` of them with a further mark."""
+    found = []
+    for name, (database, _) in callers.items():
+        marks = [] if database == "sqlite" else [pytest.mark.server]
+        found.append(pytest.param(name, marks=[*marks, mark] if name in some else marks))
+    return found
 
 
 SYNC: dict[str, tuple[str, Open]] = {
@@ -353,3 +356,8 @@ ASYNC: dict[str, tuple[str, Open]] = {
     "AsyncSession, aiosqlite": ("sqlite", sa_async_session("aiosqlite")),
     "AsyncSession, asyncmy": ("mariadb", sa_async_session("asyncmy")),
 }
+REPEATED = (
+    *("psycopg, dict rows", "scoped_session", "asyncpg, from a pool"),
+    *(name for name in (*SYNC, *ASYNC) if name.startswith(("Connection", "AsyncConnection"))),
+)
+"""Callers whose connection is that of another one, wrapped or with other settings."""

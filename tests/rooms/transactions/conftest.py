@@ -3,7 +3,7 @@
 import pytest
 
 from tests.rooms.transactions.caller import Caller
-from tests.rooms.transactions.callers import ASYNC, SYNC, params
+from tests.rooms.transactions.callers import ASYNC, REPEATED, SYNC, params
 from tests.shared import SharedDatabase
 
 
@@ -19,7 +19,7 @@ def mariadb_url(shared_mariadb: SharedDatabase) -> str:
     return shared_mariadb.url
 
 
-@pytest.fixture(params=params(SYNC | ASYNC))
+@pytest.fixture(params=params(SYNC | ASYNC, REPEATED, pytest.mark.slow))
 def caller(request: pytest.FixtureRequest) -> Caller:
     database, opened = (SYNC | ASYNC)[request.param]
     return Caller(request.getfixturevalue(f"{database}_url"), opened, sync=request.param in SYNC)

@@ -13,7 +13,7 @@ import millpond
 from millpond import Ack, Message, Nack, Reject
 from millpond.transports.database.borrowed import transaction
 from tests.rooms.transactions.caller import Caller, Verbs, with_store
-from tests.rooms.transactions.callers import ASYNC, CallerCalls, params
+from tests.rooms.transactions.callers import ASYNC, REPEATED, CallerCalls, params
 from tests.triggers import failing
 
 pytestmark = pytest.mark.slow_on_servers
@@ -132,7 +132,7 @@ class Interrupted:
         return rows
 
 
-@pytest.fixture(params=params(ASYNC))
+@pytest.fixture(params=params(ASYNC, REPEATED, pytest.mark.long))
 def async_caller(request: pytest.FixtureRequest) -> Caller:
     database, opened = ASYNC[request.param]
     return Caller(request.getfixturevalue(f"{database}_url"), opened, sync=False)

@@ -116,8 +116,19 @@ def locked(url: str, text: str) -> Iterator[None]:
 
 WRITES: list[Write] = [ack, reject, ack_stream, cancel, fail_expired, ack_by_sql, expire_by_sql]
 QUICK = [("mysql", LOCKS["mysql"][0], write) for write in WRITES] + [("postgresql", LOCKS["postgresql"][0], ack)]
+SLOW = [("postgresql", LOCKS["postgresql"][0], write) for write in WRITES]
+SLOW += [(kind, text, write) for kind, texts in LOCKS.items() for text in texts for write in (ack, ack_stream)]
+
+
+def marks(*case: object) -> list[pytest.MarkDecorator]:
+    """In `make slow` each write meets one lock, and each lock two writes; `make faults` has all pairs."""
+    if case in QUICK:
+        return []
+    return [pytest.mark.slow] if case in SLOW else [pytest.mark.slow, pytest.mark.long]
+
+
 CASES = [
-    pytest.param(kind, text, write, marks=() if (kind, text, write) in QUICK else pytest.mark.slow)
+    pytest.param(kind, text, write, marks=marks(kind, text, write))
     for kind, texts in LOCKS.items()
     for text in texts
     for write in WRITES
