@@ -115,9 +115,12 @@ async def test_a_black_hole_is_noticed(url: str, proxy: Proxy) -> None:
     await store.close()
 
 
-async def test_a_short_black_hole_is_only_a_delay(url: str, proxy: Proxy) -> None:
-    """The store repeats the call, and the message is there once."""
+@pytest.mark.parametrize("before", [0, 20])
+async def test_a_short_black_hole_is_only_a_delay(url: str, proxy: Proxy, before: int) -> None:
+    """The store repeats the call, and the message is there once. Statements that were repeated have a timeout too."""
     store = await impatient(url, proxy, reconnect_timeout=60)
+    for _ in range(before):
+        await store.publish([Message(queue="before", payload=b"x")])
     proxy.black_hole()
     call = asyncio.create_task(store.publish([Message(queue="q", payload=b"x")]))
     await asyncio.sleep(2.2 * CALL_TIMEOUT)

@@ -10,7 +10,7 @@ import pytest
 
 import millpond
 from millpond import Message
-from millpond.transports.database.postgres.recent_connections import _is_open
+from millpond.transports.database.postgres.recent_connections import _PREPARE_AT, _is_open
 from millpond.transports.database.sql.statement import Query, Statement, Steps
 from tests.shared import empty_database
 from tests.triggers import execute
@@ -113,6 +113,21 @@ async def test_the_connection_of_a_call_that_did_not_end_well_is_not_kept(store:
             await store.runner.read(steps("SELECT 1 / 0"))
     assert free(store) == 0
     assert await session(store)
+
+
+async def test_statements_that_are_kept_do_not_add_up_in_the_server(store: Any) -> None:
+    """One in the driver's cache, one that is in use, and perhaps one that the driver is about to close."""
+    recent = store.runner.engine._recent_connections
+    text = "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE 'INSERT INTO %'"
+    counts = set()
+    for _ in range(6):
+        for _ in range(2 * _PREPARE_AT):
+            await store.publish([Message(queue="q", payload=b"")])
+        counts.add(int(await store.runner.read(steps(text))))
+        recent._release_idle()
+        recent._release_idle()
+        await asyncio.gather(*recent._releasing)
+    assert counts == {2}
 
 
 async def test_closing_ends_kept_connections(store: Any) -> None:

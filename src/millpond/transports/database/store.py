@@ -227,10 +227,10 @@ class DatabaseStore:
         # A unique message may wait for a lock of another transaction, and no other publish shall wait with it.
         if len(drafts) == 1 and not drafts[0].given and drafts[0].unique is None:
             return [await self._groups.publish(drafts[0])]
-        return await self._publish_drafts(drafts, Tries())
+        return await self._publish_drafts(drafts, Tries(), new=are_new(drafts))
 
-    async def _publish_drafts(self, drafts: Sequence[Draft], tries: Tries) -> list[Published]:
-        new = are_new(drafts)
+    async def _publish_drafts(self, drafts: Sequence[Draft], tries: Tries, *, new: bool = True) -> list[Published]:
+        """`new`: see `are_new`. It is true for groups."""
         one = self.placement is None and self.dialect.writes.is_one_statement(drafts, new=new, own_connection=True)
         inserted = await self.runner.run(
             partial(self._publish_steps, drafts, new, tries.marks),

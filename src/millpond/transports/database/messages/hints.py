@@ -94,7 +94,7 @@ class Hints:
         return set(self.lanes).difference(*(names for _, names in list(self._waiting.values())))
 
     def published(self, drafts: Sequence[Draft]) -> None:
-        self._freshen({draft.queue for draft in drafts})
+        self._freshen([drafts[0].queue] if len(drafts) == 1 else {draft.queue for draft in drafts})
         if self.lanes:
             if any([draft.given or draft.due_us is not None or draft.unique is not None for draft in drafts]):
                 self.drop_floors()

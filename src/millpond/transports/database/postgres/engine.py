@@ -43,10 +43,11 @@ class PostgresEngine:
         *,
         pooler: bool,
         settings: dict[str, str],
+        call_timeout: float,
     ) -> None:
         self.dialect = dialect
         self._pool = pool
-        self._recent_connections = RecentConnections(pool)
+        self._recent_connections = RecentConnections(pool, call_timeout)
         self._connect = connect
         # A transaction pooler may run each transaction in another session: settings and prepared statements
         # end with the transaction.
@@ -54,22 +55,24 @@ class PostgresEngine:
         self._settings = _for_a_transaction(settings)
 
     async def run(self, steps: Callable[[], Steps[T]], mode: Mode = Mode.WRITE) -> T:
-        connection = self._recent_connections.take() or await self._recent_connections.acquire()
+        recent = self._recent_connections.take() or await self._recent_connections.acquire()
+        connection = recent.pooled
         try:
             if mode is Mode.WRITE or self._pooler:
                 result = await self._in_transaction(connection, steps)
             else:
-                result = await drive_async(steps(), _executor(connection))
+                run = recent.run_alone if mode is Mode.ONE else _executor(connection)
+                result = await drive_async(steps(), run)
         except BaseException as e:
             # Closed even if it seems alive: it may lead to an old primary, or its protocol is out of step. After
             # a timeout the driver cancels the statement in the server, and decides by itself.
             if self.dialect.error_kind(e) is ErrorKind.LOST and not isinstance(e, TimeoutError):
                 with contextlib.suppress(asyncpg.InterfaceError):  # the pool may have it back already
                     connection.terminate()
-            await self._pool.release(connection)
+            await self._recent_connections.release(recent)
             raise
-        if not self._recent_connections.keep(connection):
-            await self._pool.release(connection)
+        if not self._recent_connections.keep(recent):
+            await self._recent_connections.release(recent)
         return result
 
     async def _in_transaction(self, connection: Any, steps: Callable[[], Steps[T]]) -> T:
@@ -188,7 +191,14 @@ async def connect(url: Url, **given: Any) -> DatabaseStore:
         )
     else:
         pool = await _pool(url, options, settings)
-        engine = PostgresEngine(words, pool, _alone(url, options), pooler=options.pooler, settings=settings)
+        engine = PostgresEngine(
+            words,
+            pool,
+            _alone(url, options),
+            pooler=options.pooler,
+            settings=settings,
+            call_timeout=call_timeout(options),
+        )
     try:
         return await open_store(engine, options, url)
     except asyncpg.ClientConfigurationError as e:

@@ -33,7 +33,7 @@ from millpond.transports.database.sql.columns import (
     times,
 )
 from millpond.transports.database.sql.dialect import NOW, Dialect, Floor
-from millpond.transports.database.sql.statement import Copy, Query, Rows, Steps
+from millpond.transports.database.sql.statement import Copy, Query, Rows, Statement, Steps
 from millpond.transports.database.sql.writes import (
     ABANDONED,
     ATTACHED,
@@ -304,7 +304,6 @@ _SETTLE_STREAM = {
 }
 
 _by_due = itemgetter(DUE, ID)
-_plain_of = attrgetter(*PLAIN)
 
 
 class OneStatement:
@@ -312,6 +311,8 @@ class OneStatement:
 
     def __init__(self, d: Dialect) -> None:
         self._d = d
+        self._one: dict[tuple[bool, ...], Statement] = {}
+        """Statements of `_insert_one` by the columns that are given."""
 
     def is_one_statement(self, drafts: Sequence[Draft], *, new: bool, own_connection: bool) -> bool:
         if new:
@@ -339,8 +340,7 @@ class OneStatement:
                 yield from self.notify({draft.queue for draft in drafts})
             return
         if len(drafts) == 1 and drafts[0].is_plain:
-            params = self._scalars(drafts[0], now)
-            yield Query(d.sql(_insert_one(tuple(params), notify=notify)), params)
+            yield self._plain(drafts[0], now, notify)
             return
         arrays = self._arrays(drafts)
         used = [name for name in PLAIN if arrays[name].count(None) < len(drafts)]
@@ -349,13 +349,23 @@ class OneStatement:
         params = {f"each_{name}": arrays[name] for name in ("id", *used)}
         yield Query(d.sql(_insert_many(("id", *used), notify=notify)), {**params, "now": now, "channel": d.channel})
 
-    def _scalars(self, draft: Draft, now: int | None) -> dict[str, Any]:
-        """The parameters of `_insert_one`."""
-        plain = zip(PLAIN, _plain_of(draft), strict=True)
-        params = {"id": self._d.id_in(draft.id), **{name: value for name, value in plain if value is not None}}
-        if now is not None:
-            params["now"] = now
-        return params
+    def _plain(self, draft: Draft, now: int | None, notify: bool) -> Query:
+        """One message that is due now and does not expire."""
+        key = (draft.key is None, draft.headers is None, now is None, notify)
+        statement = self._one.get(key)
+        params = {
+            "id": self._d.id_in(draft.id),
+            "queue": draft.queue,
+            "key": draft.key,
+            "priority": draft.priority,
+            "headers": draft.headers,
+            "payload": draft.payload,
+            "now": now,
+        }
+        if statement is None:
+            given = tuple([name for name, value in params.items() if value is not None])
+            statement = self._one[key] = self._d.sql(_insert_one(given, notify=notify))
+        return Query(statement, params)
 
     def _arrays(self, drafts: Sequence[Draft]) -> dict[str, list[Any]]:
         """The values of `_ARRAYS`."""
