@@ -75,6 +75,13 @@ UNDECODABLE = {
     "tables 3000 deep": nested(3000, b"F"),
 }
 
+_TEXT = b"S\0\0\0\x01x"
+FORGED_DEATHS = {
+    "x-death": b"\x07x-deathA" + struct.pack(">I", len(_TEXT)) + _TEXT,
+    "a second BCC": b"\x03BCCA\0\0\0\0\x03BCC" + _TEXT,
+}
+"""Headers that RabbitMQ 3.10 reads when it moves a dead letter. It does not survive that."""
+
 METADATA = {
     "headers is a list": '{"queue":"q","headers":"[1]"}',
     "headers is no JSON": '{"queue":"q","headers":"{bad"}',

@@ -19,7 +19,7 @@ from millpond.control import Control
 from millpond.errors import BodyTooLarge, StoreUnavailable
 from millpond.message import State, replayed_id
 from millpond.transports.rabbitmq import transport as rabbit
-from tests.rabbitmq.attacker import METADATA, UNDECODABLE, USER_ID, attacker, table
+from tests.rabbitmq.attacker import FORGED_DEATHS, METADATA, UNDECODABLE, USER_ID, attacker, table
 from tests.rabbitmq.conftest import SOON, dead_letters, next_claim
 from tests.triggers import failing_beside
 from tests.waiting import until
@@ -88,14 +88,7 @@ async def test_our_own_header_with_wrong_content_is_a_dead_letter(transport: Any
     assert (letter.payload, letter.reason) == (b"hostile", "undecodable")
 
 
-_TEXT = b"S\0\0\0\x01x"
-
-
-@pytest.mark.parametrize(
-    "header",
-    [b"\x07x-deathA" + struct.pack(">I", len(_TEXT)) + _TEXT, b"\x03BCCA\0\0\0\0" + b"\x03BCC" + _TEXT],
-    ids=["x-death", "a second BCC"],
-)
+@pytest.mark.parametrize("header", FORGED_DEATHS.values(), ids=FORGED_DEATHS)
 async def test_a_forged_death_stops_no_dead_letters(transport: Any, header: bytes) -> None:
     """The broker would read the header when it moves the message, and not recover"""
     await transport.claim(["q"])

@@ -19,7 +19,7 @@ from millpond.control import Control
 from millpond.errors import BodyTooLarge, StoreUnavailable, UnknownDatabase
 from servers import Proxy, RabbitMQ
 from tests.rabbitmq.alarms import alarm
-from tests.rabbitmq.attacker import EXPIRATION, HEADERS, UNDECODABLE, attacker
+from tests.rabbitmq.attacker import EXPIRATION, FORGED_DEATHS, HEADERS, UNDECODABLE, attacker, table
 from tests.rabbitmq.conftest import SOON, dead_letters, next_claim
 
 pytestmark = [pytest.mark.server]
@@ -125,11 +125,9 @@ async def test_a_forged_death_that_expires_stops_nothing(broker: RabbitMQ) -> No
     url = broker.create_vhost(uuid4().hex)
     transport: Any = await millpond.connect(url, broker_dead_letters=False)
     await transport.claim(["q"])
-    forged = b"\x07x-deathA" + struct.pack(">I", 6) + b"S\0\0\0\x01x"
-    expiring = struct.pack(">HI", HEADERS | EXPIRATION, len(forged)) + forged + b"\x010"
     async with attacker(url) as attack:
-        for _ in range(3):
-            await attack.send(expiring)
+        for forged in FORGED_DEATHS.values():
+            await attack.send(struct.pack(">HI", HEADERS | EXPIRATION, len(forged)) + forged + b"\x010")
             await attack.send(UNDECODABLE["header name in Latin-1"], b"unreadable")
         await attack.flush()
     await transport.publish([Message(queue="q", payload=b"good")])
@@ -140,6 +138,28 @@ async def test_a_forged_death_that_expires_stops_nothing(broker: RabbitMQ) -> No
     assert await transport.settle([Ack(claim.receipt)]) == []
     await transport.publish([Message(queue="another", payload=b"x")])
     assert {row.payload for row in await dead_letters(Control(transport))} == {b"unreadable"}
+    await transport.close()
+
+
+@pytest.mark.parametrize("forged", FORGED_DEATHS.values(), ids=FORGED_DEATHS)
+async def test_a_forged_death_above_a_limit_that_was_lowered_stops_nothing(broker: RabbitMQ, forged: bytes) -> None:
+    """No copy of the message can be published, and RabbitMQ before 4.0 would not survive its move"""
+    transport: Any = await millpond.connect(broker.create_vhost(uuid4().hex))
+    await transport.claim(["q"])
+    async with attacker(transport.url.raw) as attack:
+        await attack.send(table(forged + b"\x02\xe9\xe9t\x01"), b"unreadable" * 100)
+        await attack.send(table(forged), b"readable" * 100)
+        await attack.flush()
+    try:
+        broker.control("eval", "application:set_env(rabbit, max_message_size, 500).")
+        claim = await next_claim(transport)
+        with pytest.raises(BodyTooLarge):
+            await transport.settle([Nack(claim.receipt)])
+        assert await transport.extend([claim.receipt]) == [], "it is still held"
+        await transport.publish([Message(queue="another", payload=b"good", delay=0.1)])
+        assert (await next_claim(transport, "another")).message.payload == b"good"
+    finally:
+        broker.control("eval", f"application:set_env(rabbit, max_message_size, {LARGEST}).")
     await transport.close()
 
 

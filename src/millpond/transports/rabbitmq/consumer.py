@@ -41,6 +41,8 @@ class ReceivedMessage(msgspec.Struct, frozen=True, gc=False):
     """True if it came from the queue of suspects."""
     size: int = 0
     """Bytes of memory that it takes, estimated."""
+    broker_may_move: bool = True
+    """See `Delivered`."""
 
 
 class Consumer:
@@ -56,7 +58,7 @@ class Consumer:
         channels: int,
         now: Callable[[], int],
         on_ready: Callable[[], None],
-        on_not_claimable: Callable[[ReceivedMessage, Channel, int], None],
+        on_not_claimable: Callable[[ReceivedMessage], None],
         on_unreadable: Callable[[Channel, Delivered, Exception], None],
         on_settled: Callable[[Channel, int], None],
         was_settled: Callable[[Hashable], bool],
@@ -241,7 +243,7 @@ class Consumer:
             return
         uncounted = self._queue_type == "classic" and message.redelivered
         if received.envelope.rest_of_delay(self._now()) or received.is_first_suspicion or uncounted:
-            self._on_not_claimable(received, channel, message.tag)
+            self._on_not_claimable(received)
         elif received.crashes >= SUSPECT:
             # An earlier process has tried to move it, and may have left a copy. Each further try could leave another.
             self._suspects.append(msgspec.structs.replace(received, crashes=SUSPECT))
@@ -256,7 +258,7 @@ class Consumer:
         if received is None:
             return
         if received.envelope.rest_of_delay(self._now()):
-            self._on_not_claimable(received, channel, message.tag)
+            self._on_not_claimable(received)
         else:
             self._suspects.append(received)
 
@@ -296,4 +298,5 @@ class Consumer:
             is_first_suspicion,
             by_suspects_queue=suspect,
             size=message.size,
+            broker_may_move=message.broker_may_move,
         )

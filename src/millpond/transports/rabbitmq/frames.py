@@ -62,6 +62,11 @@ class Delivered(msgspec.Struct, frozen=True, gc=False):
         """Estimated bytes of memory that it takes when it is decoded."""
         return len(self.body) + _DECODED * max(len(self.properties) - _USUAL_PROPERTIES, 0)
 
+    @property
+    def broker_may_move(self) -> bool:
+        """False: the process that moves dead letters on RabbitMQ before 4.0 may read a forged header, and die."""
+        return b"x-death" not in self.properties and b"BCC" not in self.properties
+
 
 class Receiver(Protocol):
     """A channel. None of the calls waits."""

@@ -19,7 +19,7 @@ from millpond.transports.rabbitmq.envelope import settled_row
 from millpond.transports.rabbitmq.lost_acks import identity
 from millpond.transports.rabbitmq.outgoing import OutgoingMessage
 from millpond.transports.rabbitmq.receipts import HeldDelivery, Receipts
-from millpond.transports.rabbitmq.republish import Republish, SendEach
+from millpond.transports.rabbitmq.republish import Republish, SendEach, replacement
 from millpond.transports.validation import check_outcomes
 
 log = logging.getLogger("millpond.rabbitmq")
@@ -82,9 +82,7 @@ class OutcomeWriter:
             await self._requeue(held)
             return
         for delivery in held:  # in the background: no claim waits for, or fails by, a copy that cannot be published
-            received = delivery.received
-            copy = copy_with_crash(received)
-            self._republish(Republish(received.channel, received.tag, copy, received.size))
+            self._republish(replacement(delivery.received, copy_with_crash(delivery.received)))
 
     async def _record(self, archive: Operations, changes: dict[Receipt, Change]) -> None:
         """Record settled messages while they are still held: a heartbeat keeps their leases meanwhile."""
@@ -167,7 +165,7 @@ class OutcomeWriter:
     ) -> set[Receipt]:
         """Let the broker move a message to the dead letters, because no copy of it can be published."""
         delivery, copy = copied
-        if not self._can_reject(copy.envelope.meta.queue):
+        if not (delivery.received.broker_may_move and self._can_reject(copy.queue)):
             raise error
         log.error("message %s cannot be published again; it goes to the dead letters: %s", delivery.receipt.id, error)
         if self._archive is not None and copy.envelope.meta.failed_us is None:
@@ -218,8 +216,7 @@ class OutcomeWriter:
             self._publish_later(delivery, copy)
 
     def _publish_later(self, delivery: HeldDelivery, copy: OutgoingMessage) -> None:
-        received = delivery.received
-        self._republish(Republish(received.channel, received.tag, copy, received.size))
+        self._republish(replacement(delivery.received, copy))
 
     def cancel(self) -> None:
         for task in self._unfinished:

@@ -26,6 +26,10 @@ class OutgoingMessage(msgspec.Struct, frozen=True, gc=False):
     """True for a message that its caller can still change. False for a copy, which must be published."""
 
     @property
+    def queue(self) -> str:
+        return self.envelope.meta.queue
+
+    @property
     def target(self) -> Hashable:
         """Messages with the same target fail together: its queue is full, missing, or not for this user."""
         return self.envelope.meta.queue, self.side_queue, self.delay_us > 0

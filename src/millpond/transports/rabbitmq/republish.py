@@ -15,6 +15,7 @@ import msgspec
 from millpond.errors import InvalidMessage, MillpondError, StoreError, StoreUnavailable
 from millpond.loop import Backoff
 from millpond.transports.rabbitmq.channel import Channel
+from millpond.transports.rabbitmq.consumer import ReceivedMessage
 from millpond.transports.rabbitmq.outgoing import OutgoingMessage
 
 log = logging.getLogger("millpond.rabbitmq")
@@ -48,6 +49,8 @@ class Republish(msgspec.Struct, frozen=True, gc=False):
     """True for a dead letter that the broker moves itself, unchanged: no copy, and no publish."""
     identity: Hashable | None = None
     """Given if the copy goes to another queue: the message itself is acked if it comes again."""
+    broker_may_move: bool = True
+    """Whether the broker may move the message instead, if its copy cannot be published."""
 
     def concerns(self, queues: Collection[str]) -> bool:
         return self.message is not None and self.message.envelope.meta.queue in queues
@@ -56,6 +59,12 @@ class Republish(msgspec.Struct, frozen=True, gc=False):
     def target(self) -> Hashable:
         """Moves with the same target fail together."""
         return self.message and (self.message.target, self.by_broker)
+
+
+def replacement(received: ReceivedMessage, copy: OutgoingMessage, identity: Hashable | None = None) -> Republish:
+    """The move of a message that was read."""
+    may = received.broker_may_move
+    return Republish(received.channel, received.tag, copy, received.size, identity=identity, broker_may_move=may)
 
 
 class Lane:
@@ -194,8 +203,8 @@ class Republisher:
 
     async def _settle(self, each: Republish, error: Exception | None) -> Exception | None:
         """Ack a message whose copy is stored, or let the broker move it. Return the error if it stays."""
-        by_broker = each.by_broker
-        if isinstance(error, InvalidMessage) and each.message and self._can_reject(each.message.envelope.meta.queue):
+        by_broker, may = each.by_broker, each.broker_may_move
+        if may and isinstance(error, InvalidMessage) and each.message and self._can_reject(each.message.queue):
             log.error("a message cannot be published again; the broker moves it to the dead letters: %s", error)
             by_broker = True
         elif error is not None:

@@ -38,7 +38,7 @@ from millpond.transports.rabbitmq.outcome_writer import OutcomeWriter, record
 from millpond.transports.rabbitmq.outgoing import OutgoingMessage
 from millpond.transports.rabbitmq.publisher import Publisher
 from millpond.transports.rabbitmq.receipts import Receipts
-from millpond.transports.rabbitmq.republish import Republish, Republisher, republish_together
+from millpond.transports.rabbitmq.republish import Republish, Republisher, replacement, republish_together
 from millpond.transports.rabbitmq.topology import Topology
 from millpond.transports.rabbitmq.transactions import ArchiveTransactions
 from millpond.transports.rabbitmq.unreadable_log import UnreadableLog
@@ -50,8 +50,6 @@ log = logging.getLogger("millpond.rabbitmq")
 
 _NEGLIGIBLE = SECOND
 """Microseconds. The broker checks its timeouts every minute only."""
-_READ_WITH_DEATHS = (b"x-death", b"BCC")
-"""Headers that RabbitMQ before 4.0 reads when it moves a dead letter. It removes the first BCC of a publisher only."""
 _GIVE_UP_AFTER = 5.0
 """Seconds after which a claim ends although messages that cannot be claimed still come, and none that can."""
 
@@ -302,9 +300,7 @@ class RabbitTransport:
             return taken
         for received, _ in taken:
             if received.received_us < oldest:
-                self._republisher.add(
-                    Republish(received.channel, received.tag, copy_undelivered(received), received.size)
-                )
+                self._republisher.add(replacement(received, copy_undelivered(received)))
         return [(received, consumer) for received, consumer in taken if received.received_us >= oldest]
 
     def _unclaim(self, claims: Sequence[Claim]) -> None:
@@ -358,7 +354,7 @@ class RabbitTransport:
         """Cancel all subscriptions and give back unclaimed messages as undelivered."""
         unclaimed = [received for consumer in self._consumers.values() for received in await consumer.unsubscribe()]
         if unclaimed:
-            await republish_together([Republish(r.channel, r.tag, copy_undelivered(r)) for r in unclaimed], self._send)
+            await republish_together([replacement(r, copy_undelivered(r)) for r in unclaimed], self._send)
 
     def _make_claims(self, taken: Sequence[tuple[ReceivedMessage, Consumer]], now: int, lease_us: int) -> list[Claim]:
         claims: list[Claim] = []
@@ -373,7 +369,7 @@ class RabbitTransport:
             except Exception as e:  # this message alone must not run
                 self._unreadable_log.add(consumer.queue, e)
                 copy = copy_unreadable(consumer.queue, received.envelope.payload, describe(e), now)
-                self._republisher.add(Republish(received.channel, received.tag, copy, received.size))
+                self._republisher.add(replacement(received, copy))
         return claims
 
     def _make_claim(self, received: ReceivedMessage, consumer: Consumer, now: int, lease: int) -> Claim:
@@ -457,7 +453,7 @@ class RabbitTransport:
 
     # --- in the background --------------------------------------------------------------------------
 
-    def _republish(self, received: ReceivedMessage, channel: Channel, tag: int) -> None:
+    def _republish(self, received: ReceivedMessage) -> None:
         """Move a message that cannot be claimed: it must wait on, is a suspect, or was not counted."""
         rest, known = received.envelope.rest_of_delay(self.now()), None
         if rest:
@@ -467,16 +463,15 @@ class RabbitTransport:
             known = identity(received.envelope, by_suspects_queue=False)
         else:
             copy = copy_undelivered(received)  # a classic queue reports one earlier delivery, never two
-        self._republisher.add(Republish(channel, tag, copy, received.size, identity=known))
+        self._republisher.add(replacement(received, copy, identity=known))
 
     def _bury(self, queue: str, channel: Channel, message: Delivered, error: Exception) -> None:
         """Move an unreadable message to the dead letters."""
         self._unreadable_log.add(queue, error)
         copy = copy_unreadable(queue, message.body, f"{type(error).__name__}: {error}", self.now())
-        # A forged one ends the process of RabbitMQ 3.10 that moves dead letters of the queue. Later ones hang.
-        is_harmless = not any([name in message.properties for name in _READ_WITH_DEATHS])
-        by_broker = self.topology.dead_letters_safely(queue) and is_harmless
-        self._republisher.add(Republish(channel, message.tag, copy, message.size, by_broker))
+        may = message.broker_may_move
+        by_broker = may and self.topology.dead_letters_safely(queue)
+        self._republisher.add(Republish(channel, message.tag, copy, message.size, by_broker, broker_may_move=may))
 
     async def _record_republished(self, messages: Sequence[OutgoingMessage]) -> None:
         failed = [settled_row(m.envelope, State.FAILED) for m in messages if m.envelope.meta.failed_us is not None]
