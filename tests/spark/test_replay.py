@@ -15,9 +15,10 @@ from uuid import UUID
 import pytest
 
 import millpond
+from millpond import Message, Reject
 from millpond.cli import run_command
 from millpond.errors import InvalidOption, InvalidQueue
-from millpond.message import replayed_id
+from millpond.message import BODY_LIMIT, replayed_id
 from millpond.spark import replay as replaying
 from millpond.spark.lake import export
 from millpond.spark.replay import Replayed
@@ -135,6 +136,20 @@ def _purge(url: str) -> None:
         await store.close()
 
     asyncio.run(purge())
+
+
+def test_a_body_above_the_usual_limit(spark: Any, sqlite_url: str) -> None:
+    """Its publisher had a higher one. It stopped the replay of all selected messages."""
+
+    async def fail_some() -> None:
+        store: Any = await millpond.connect(sqlite_url, migrate=True, body_limit=BODY_LIMIT + 1)
+        await store.publish([Message(queue="q", payload=b"x" * size) for size in (1, BODY_LIMIT + 1)])
+        await store.settle([Reject(claim.receipt, "no") for claim in await store.claim(["q"], limit=2)])
+        await store.close()
+
+    asyncio.run(fail_some())
+    assert replay(spark, sqlite_url).published == 2
+    assert {len(row.payload) for row in replayed(sqlite_url).values()} == {1, BODY_LIMIT + 1}
 
 
 def test_nothing_is_selected(spark: Any, sqlite: str) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from millpond.errors import InvalidOption, StoreError
 from millpond.loop import outside_loop
-from millpond.message import check_name, replayed_headers, replayed_id
+from millpond.message import LARGEST_BODY_LIMIT, check_name, replayed_headers, replayed_id
 from millpond.seam.bulk import Batch
 from millpond.spark.archive import settled_messages
 from millpond.spark.options import SparkOptions
@@ -90,7 +90,9 @@ def replay(
         raise InvalidOption(f"the rate must be more than 0 messages per second, not {rate}")
     spark = messages.sparkSession
     schema = spark_schema(named_columns(batch_columns("archive"), _WRITTEN, "the archive"))
-    sink = Sink(SparkOptions(database, (), of="a replay"), schema, False, what="a replay")
+    options = SparkOptions(database, (), of="a replay")
+    # Their publishers had their own limits: one large body must not stop the replay of all others.
+    sink = Sink(options, schema, False, what="a replay", body_limit=LARGEST_BODY_LIMIT)
     batch = Batch(f"replay:{uuid4()}")
     rows = messages.select(*_READ)
     pace = None

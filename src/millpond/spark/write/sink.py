@@ -60,12 +60,14 @@ class Loaded(WriterCommitMessage):
 class Sink:
     """The common part of batch and stream writes. Made on the driver and sent to the tasks."""
 
-    def __init__(self, options: SparkOptions, schema: StructType, overwrite: bool, *, what: str) -> None:
+    def __init__(
+        self, options: SparkOptions, schema: StructType, overwrite: bool, *, what: str, body_limit: int = BODY_LIMIT
+    ) -> None:
         if overwrite:
             raise InvalidOption(f"{what} only adds messages: use {_HOW[what]}; nothing is ever overwritten")
         self.shards = options.shards()
         self.atomic = options.flag("atomic", True)
-        self._body_limit = options.integer("bodyLimit", BODY_LIMIT, 1, LARGEST_BODY_LIMIT)
+        self._body_limit = options.integer("bodyLimit", body_limit, 1, LARGEST_BODY_LIMIT)
         queues = options.queues() if options.get("queue") else [None]
         if len(queues) > 1:
             raise InvalidOption("a message is in one queue: give one name by the option 'queue', or a column 'queue'")
