@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 from uuid import UUID
@@ -89,6 +89,10 @@ class Load:
                 self.unknown += BATCH
             await asyncio.sleep(EVERY)
 
+    def key(self, name: str) -> str:
+        """A key that belongs to the shard, by the first map."""
+        return self._keys[name]
+
     async def rate(self, seconds: float) -> Counter[str]:
         """Messages handled from now on, by shard."""
         began = len(self.times)
@@ -108,12 +112,22 @@ class Load:
         await until(done, "all messages to be settled", within=120)
 
 
-async def judge(load: Load, scenario: str, before: Counter[str], during: Counter[str], faults: int, long: bool) -> None:
+async def judge(
+    load: Load,
+    scenario: str,
+    before: Counter[str],
+    during: Counter[str],
+    faults: int,
+    long: bool,
+    *,
+    others: Sequence[str] = ("a", "c"),
+) -> None:
+    """`others`: the shards that have no part in the fault."""
     await load.stopped()
     lost = len(load.known.keys() - load.handled.keys())
     repeats = [flags for flags in load.handled.values() if len(flags) > 1]
     unflagged = sum(not flag for flags in repeats for flag in flags[1:])
-    rate = min(during[name] / before[name] for name in ("a", "c"))
+    rate = min(during[name] / before[name] for name in others)
     report(
         Line(
             scenario,
