@@ -16,6 +16,7 @@ IN_A_FILE = 'DATABASES["default"]["TEST"] = {"NAME": Path("test.db").absolute()}
 TESTS = """
 from unittest.mock import patch
 
+from asgiref.sync import sync_to_async
 from django.db import connection, transaction
 from django.test import TestCase, TransactionTestCase
 from millpond.errors import InvalidOption
@@ -55,6 +56,21 @@ class InTheTestsTransaction(TestCase):
         with patch.object(django_pond, "import_handlers") as imported:
             async with pond.testing():
                 imported.assert_called_once()
+
+
+    async def test_an_async_view_publishes_in_the_transaction_too(self):
+        await pond.publish("async", 1)
+        await pond.publish_many("async", [2, 3])
+        self.assertEqual(await sync_to_async(waiting)(), 3)
+
+    def test_its_messages_are_rolled_back(self):
+        self.assertEqual(waiting(), 0)
+
+
+def waiting():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM millpond_message WHERE queue = 'async'")
+        return cursor.fetchone()[0]
 
 
 class InATransactionOfTheirOwn(TransactionTestCase):
@@ -105,4 +121,4 @@ def test_views_and_handlers(tmp_path: Path, own_file: bool) -> None:
         timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Ran 8 tests" in done.stderr
+    assert "Ran 10 tests" in done.stderr

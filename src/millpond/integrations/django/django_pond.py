@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Any, Unpack
 
+from asgiref.sync import sync_to_async
 from django.core import mail
 from django.db import connections, transaction
 
@@ -83,12 +84,20 @@ class DjangoPond(Millpond):
         tested = isinstance(self._current, TestConnections) and self._current.url.raw != database_url(name)
         return None if tested else connections[name]
 
+    async def _publish(self, messages: Sequence[Message], within: Any) -> list[PublishedId]:
+        if not self._uses_the_tests_connection(within):
+            return await super()._publish(messages, within)
+        return list(await sync_to_async(self._publish_sync)(messages, None))
+
     def _publish_sync(self, messages: Sequence[Message], within: Any) -> list[PublishedId]:
-        if within is not None or isinstance(self._current, TestConnections) or not _is_test():
+        if not self._uses_the_tests_connection(within):
             return super()._publish_sync(messages, within)
-        # The message belongs to the test's transaction, which is rolled back, and no connection delays the drop.
         with transaction.atomic(using=alias()):
             return super()._publish_sync(messages, connections[alias()])
+
+    def _uses_the_tests_connection(self, within: Any) -> bool:
+        """The message belongs to the test's transaction, which is rolled back, and no connection delays the drop."""
+        return within is None and not isinstance(self._current, TestConnections) and _is_test()
 
 
 class _Unreachable(LoopConnections):
