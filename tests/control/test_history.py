@@ -58,7 +58,7 @@ def history(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> SettledHistory
     """Each call counts the present time again, and without pauses."""
     kinds = {by: msgspec.structs.replace(kind, same_for=-1.0) for by, kind in module.KINDS.items()}
     monkeypatch.setattr(module, "KINDS", kinds)
-    monkeypatch.setattr(module, "_FREE", 1e9)
+    monkeypatch.setattr(module, "FREE", 1e9)
     return SettledHistory(counted, in_task)  # type: ignore[arg-type]
 
 

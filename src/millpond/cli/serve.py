@@ -27,6 +27,10 @@ async def serve(
         list[str] | None,
         typer.Option(metavar="ROLE:QUEUE", help="Hide bodies of these queues from a role; may be repeated."),
     ] = None,
+    lake: Annotated[
+        str | None,
+        typer.Option("--lake", metavar="PATH", help="Lake whose days the history shows; folder or s3:// URL."),
+    ] = None,
     root_path: Annotated[
         str, typer.Option(metavar="PATH", help="Prefix that a proxy removes from paths, such as /queue.")
     ] = "",
@@ -54,6 +58,7 @@ async def serve(
         grpc_port=grpc_port,
         limits=Limits(body=body_limit, rate=rate, connections=connections),
         mask=parse_masks(mask or []),
+        lake=None if lake is None else _counted(lake),
         tls_cert=tls_cert,
         tls_key=tls_key,
         root_path=parse_root_path(root_path),
@@ -69,6 +74,12 @@ async def serve(
     stopped = asyncio.Event()
     with stop_on_signals(stopped.set, replace=True):
         await run(transport, settings, started, stopped)
+
+
+def _counted(lake: str) -> Any:
+    from millpond.spark.lake.days import CountedLake  # imported here: it needs more packages
+
+    return CountedLake(lake)
 
 
 @functools.wraps(serve)

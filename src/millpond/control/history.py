@@ -14,26 +14,30 @@ from millpond.clock import SECOND, as_datetime, monotonic
 from millpond.seam.operations import Operations, QueueHistory, SettledBucket
 
 By = Literal["minute", "hour"]
+"""Times that are counted in the archive."""
+Every = Literal["minute", "hour", "day"]
+"""The same, and days, which are counted in a lake."""
 
 
 class BucketSize(msgspec.Struct, frozen=True):
     seconds: int
     number: int
     limit: int
-    """Rows of one queue and state that one call reads, and that a bucket can count."""
+    """Rows of one queue and state that one call reads, and that a bucket can count. Those of a lake are not read so."""
     same_for: float
     """Seconds for which the count of the present bucket is used again."""
 
 
-KINDS: dict[By, BucketSize] = {
+KINDS: dict[Every, BucketSize] = {
     "minute": BucketSize(60, 60, 100_000, 10.0),
     "hour": BucketSize(3600, 24, 1_000_000, 60.0),
+    "day": BucketSize(86_400, 30, 0, 60.0),
 }
 _OVER_AFTER = 60 * SECOND
 """Time after its end from which a bucket counts as over: transactions that began in it are committed by then."""
-_FREE = 0.2
-"""Seconds that a count may take at once. After that it takes at most one part in `_SHARE` of the time."""
-_SHARE = 10
+FREE = 0.2
+"""Seconds that a count may take at once. After that it takes at most one part in `SHARE` of the time."""
+SHARE = 10
 _MOST_QUEUES = 10_000
 """Queues whose counts are remembered."""
 
@@ -41,13 +45,15 @@ _MOST_QUEUES = 10_000
 class SettledCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Sums of some queues."""
 
-    by: By
+    by: Every
     buckets: tuple[SettledBucket, ...]
     """Oldest first, with empty ones, without those that are not counted yet."""
     complete: bool
     """False: some buckets or queues are not counted yet."""
     missing: tuple[str, ...] = ()
     """Names of shards that did not answer."""
+    unreadable: bool = False
+    """True: the lake could not be read."""
 
 
 class _Known:
@@ -110,8 +116,8 @@ class SettledHistory:
                 if not await (self._count_newest(*key) if source is self._wanted else self._count_older(*key)):
                     older[key] = None
                 now = monotonic()
-                if now - began > _FREE:
-                    await asyncio.sleep((now - step) * (_SHARE - 1))
+                if now - began > FREE:
+                    await asyncio.sleep((now - step) * (SHARE - 1))
         finally:
             self._wanted.clear()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from millpond.control.exported_days import LakeFiles
 from millpond.errors import InvalidOption
 from millpond.server.grants import Grant, Role
 
@@ -55,6 +56,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Let everyone in: the application around it has checked the caller."""
     root_path: str = ""
     """Prefix that a proxy in front has removed from paths, such as /queue."""
+    lake: LakeFiles | None = None
+    """Lake whose days the history shows."""
     proxies: str | None = None
     """Addresses of proxies whose X-Forwarded-For and X-Forwarded-Proto count, with commas between."""
 

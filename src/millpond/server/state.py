@@ -9,7 +9,9 @@ from typing import Any
 
 from millpond.clock import monotonic
 from millpond.control import Control, QueueView
-from millpond.control.history import By, SettledCounts, SettledHistory
+from millpond.control.exported_days import ExportedDays
+from millpond.control.history import Every, SettledCounts, SettledHistory
+from millpond.errors import InvalidOption
 from millpond.seam.transport import Capability, Transport
 from millpond.server.claim_lines import ClaimLines
 from millpond.server.grants import Grant, Role, matches_any
@@ -38,6 +40,8 @@ class ServerState:
         has_access = Capability.ACCESS in transport.capabilities
         self.access = transport.access if has_access else None
         self._history = SettledHistory(self.control.operations, self.in_background)
+        lake = self.settings.lake
+        self._days = None if lake is None else ExportedDays(lake, self.in_background)
         self.tokens = TokenBook(self.access)
         limits = self.settings.limits
         self.rates = Rates(limits.rate)
@@ -66,12 +70,18 @@ class ServerState:
         return self._overview
 
     async def history(
-        self, queue: str | None, grant: Grant, by: By, *, within: float, new_only: bool = False
+        self, queue: str | None, grant: Grant, by: Every, *, within: float, new_only: bool = False
     ) -> SettledCounts:
         """Settled messages of one queue, or of all that the caller reaches, in each of the last minutes or hours.
 
-        It waits at most so many seconds for counts. `new_only`: only if a queue was not counted before.
+        Those of days are counted in the lake. It waits at most so many seconds for counts.
+        `new_only`: only if a queue was not counted before.
         """
+        if by == "day":
+            if self._days is None:
+                raise InvalidOption("days are counted in a lake; start the server with --lake PATH")
+            within = 0 if new_only and self._days.is_known else within
+            return await self._days.counts(lambda name: queue in (None, name) and grant.reaches(name), within=within)
         names = [queue] if queue is not None else []
         if queue is None:
             names += [view.stats.queue for view in await self.overview() if grant.reaches(view.stats.queue)]

@@ -142,7 +142,8 @@ class Queues(Reply, kw_only=True):
 
 class HistoryQuery(Request, kw_only=True):
     queue: Name | None = None
-    by: Literal["minute", "hour"] = "minute"
+    by: Literal["minute", "hour", "day"] = "minute"
+    """Days are counted in the lake of the server's option --lake."""
 
 
 class BucketReply(Reply, kw_only=True, omit_defaults=False):
@@ -154,9 +155,9 @@ class BucketReply(Reply, kw_only=True, omit_defaults=False):
 
 
 class History(Reply, kw_only=True, omit_defaults=False):
-    by: Literal["minute", "hour"]
+    by: Literal["minute", "hour", "day"]
     buckets: list[BucketReply]
-    """Oldest first: the last 60 minutes or 24 hours, the present one among them."""
+    """Oldest first: the last 60 minutes, 24 hours or 30 days, the present one among them."""
     complete: bool
     """False: some times are not counted yet. Ask again."""
     missing: list[str]

@@ -127,4 +127,4 @@ def _print_next_steps(demo: DemoFolder, screen: Screen) -> None:
 def serve_command(demo: DemoFolder) -> list[str]:
     """The command that serves the dashboard, from any folder."""
     program = [shutil.which("millpond")] if shutil.which("millpond") else [sys.executable, "-m", "millpond"]
-    return [*map(str, program), "serve", "--url", demo.url]
+    return [*map(str, program), "serve", "--url", demo.url, "--lake", str(demo.lake.resolve())]

@@ -9,13 +9,15 @@ from datetime import datetime
 import msgspec
 
 from millpond.clock import SECOND, as_datetime
-from millpond.control.history import KINDS, By, SettledCounts
+from millpond.control.history import KINDS, Every, SettledCounts
 from millpond.server.dashboard.live_counts import Sample
 from millpond.server.dashboard.rendering import NONE, count, duration, plural, rate
 
 WIDTH, HEIGHT = 600, 180
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 8, 10, 24
-_OVER: dict[By, str] = {"minute": "60 min", "hour": "24 h"}
+_OVER: dict[Every, str] = {"minute": "60 min", "hour": "24 h", "day": "30 days"}
+_SHORT: dict[Every, str] = {"minute": "%H:%M", "hour": "%H:%M", "day": "%d %b"}
+"""Format of the begin of a bar."""
 _LEAST_SPAN = 120.0
 """Seconds that a chart covers at least."""
 
@@ -53,9 +55,11 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class HistoryChart(msgspec.Struct, frozen=True):
-    """Bars of the messages settled in each minute or hour, with the same numbers as rows."""
+    """Bars of the messages settled in each minute, hour or day, with the same numbers as rows."""
 
-    by: By
+    by: Every
+    place: str
+    """Where they were counted."""
     title: str
     label: str
     completed: str
@@ -63,10 +67,11 @@ class HistoryChart(msgspec.Struct, frozen=True):
     bars: list[Bar]
     ticks: list[tuple[float, str]]
     times: list[tuple[float, str]]
-    rows: list[tuple[datetime, str, str]]
-    """Newest first, those with messages: start, completed, failed."""
+    rows: list[tuple[datetime, str, str, str]]
+    """Newest first, those with messages: start, its text, completed, failed."""
     complete: bool
     missing: tuple[str, ...]
+    unreadable: bool
     width: int = WIDTH
     height: int = HEIGHT
     left: int = _LEFT
@@ -75,7 +80,7 @@ class HistoryChart(msgspec.Struct, frozen=True):
 
 
 def history(counted: SettledCounts) -> HistoryChart:
-    """Completed messages of each minute or hour, and failed ones above them."""
+    """Completed messages of each minute, hour or day, and failed ones above them."""
     by = counted.by
     number, over = KINDS[by].number, _OVER[by]
     buckets = counted.buckets
@@ -91,35 +96,38 @@ def history(counted: SettledCounts) -> HistoryChart:
         x = round(WIDTH - _RIGHT - step * ((newest - bucket.begin_us) // length + 1), 1)
         begin = as_datetime(bucket.begin_us)
         texts = _at_least(bucket.completed, bucket.at_least), _at_least(bucket.failed, bucket.at_least)
-        text = f"{begin:%H:%M} UTC: {texts[0]} completed, {texts[1]} failed"
+        text = f"{begin:{_SHORT[by]}} UTC: {texts[0]} completed, {texts[1]} failed"
         bottom = float(HEIGHT - _BOTTOM)
         for kind, value in (("completed", bucket.completed), ("failed", bucket.failed)):
             if value:
                 height = max(1.0, round(value * scale, 1))
                 bottom -= height
                 bars.append(Bar(kind, x, round(bottom, 1), round(step * 0.8, 1), height, text))
-        rows.append((begin, *texts))
+        rows.append((begin, f"{begin:%Y-%m-%d}" if by == "day" else f"{begin:%Y-%m-%d %H:%M}", *texts))
     lower = any(bucket.at_least for bucket in buckets) or not counted.complete
     completed = _at_least(sum(bucket.completed for bucket in buckets), lower)
     failed = _at_least(sum(bucket.failed for bucket in buckets), lower)
-    title = f"Settled each {by}, last {over}"
+    place = "lake" if by == "day" else "archive"
+    title = f"Settled each {by}, last {over}{', from the lake' * (by == 'day')}"
     label = f"{title}: {completed} completed, {failed} failed"
     if rows:
         most = max(buckets, key=lambda bucket: bucket.completed + bucket.failed)
-        number_of_most = plural(most.completed + most.failed, "message")
-        label += f"; most at {as_datetime(most.begin_us):%H:%M} UTC with {'at least ' * most.at_least}{number_of_most}"
+        begin, number_of_most = as_datetime(most.begin_us), plural(most.completed + most.failed, "message")
+        label += f"; most at {begin:{_SHORT[by]}} UTC with {'at least ' * most.at_least}{number_of_most}"
     return HistoryChart(
         by=by,
+        place=place,
         title=title,
         label=label,
         completed=completed,
         failed=failed,
         bars=bars,
         ticks=[(round(HEIGHT - _BOTTOM - tick * scale, 1), count(round(tick))) for tick in ticks if tick == int(tick)],
-        times=[(_LEFT, f"{over} ago"), (WIDTH - _RIGHT, "now")],
+        times=[(_LEFT, f"{over} ago"), (WIDTH - _RIGHT, "today" if by == "day" else "now")],
         rows=rows[::-1],
         complete=counted.complete,
         missing=counted.missing,
+        unreadable=counted.unreadable,
     )
 
 
