@@ -18,29 +18,40 @@ if (process.env.MILLPOND_TOKEN) metadata.set("authorization", `Bearer ${process.
 let left = Number(process.env.COUNT || Infinity);
 
 function subscribe() {
+  let over = false;
+  const again = () => { // an error is followed by the end: subscribe once
+    if (!over) setTimeout(subscribe, 1000);
+    over = true;
+  };
   const stream = client.MessageStream({ queues: [queue], max_messages: 50, lease: 30 }, metadata);
+  const settled = (number) => (error, reply) => {
+    if (error) return console.error("settle:", error.message); // the messages come again after their lease
+    left -= number - reply.refused.length;
+    if (left <= 0) {
+      stream.cancel();
+      client.close();
+      process.exit(0);
+    }
+  };
   stream.on("data", ({ messages }) => {
     const done = [];
     for (const message of messages) {
-      console.log(message.id, JSON.parse(message.body.toString()));
-      done.push(message.receipt);
-    }
-    client.MessageAck({ receipts: done }, metadata, (error, reply) => {
-      if (error) return console.error("ack:", error.message); // the messages come again after their lease
-      left -= done.length - reply.refused.length;
-      if (left <= 0) {
-        stream.cancel();
-        client.close();
-        process.exit(0);
+      try {
+        console.log(message.id, JSON.parse(message.body.toString()));
+        done.push(message.receipt);
+      } catch (error) { // one bad body does not end the worker; it is kept as FAILED
+        const reject = { receipts: [message.receipt], reason: "no JSON", error: String(error) };
+        client.MessageReject(reject, metadata, settled(1));
       }
-    });
+    }
+    if (done.length) client.MessageAck({ receipts: done }, metadata, settled(done.length));
   });
   stream.on("error", (error) => {
     if (error.code === grpc.status.CANCELLED) return;
     console.error("stream:", error.message);
-    setTimeout(subscribe, 1000); // the server restarts: subscribe again
+    again(); // the server restarts
   });
-  stream.on("end", () => setTimeout(subscribe, 1000));
+  stream.on("end", again);
 }
 
 subscribe();

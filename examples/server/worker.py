@@ -27,11 +27,18 @@ def work(address: str, queue: str) -> None:
             try:
                 request = pb.MessageStreamRequest(queues=[queue], max_messages=50)
                 for reply in server.MessageStream(request, metadata=metadata):
+                    receipts = []
                     for message in reply.messages:
-                        print(message.id, json.loads(message.body), flush=True)
-                    receipts = [message.receipt for message in reply.messages]
+                        try:
+                            print(message.id, json.loads(message.body), flush=True)
+                            receipts.append(message.receipt)
+                        except ValueError as error:  # one bad body does not end the worker; it is kept as FAILED
+                            rejected = pb.MessageRejectRequest(
+                                receipts=[message.receipt], reason="no JSON", error=str(error)
+                            )
+                            server.MessageReject(rejected, metadata=metadata)
                     refused = server.MessageAck(pb.MessageAckRequest(receipts=receipts), metadata=metadata).refused
-                    left -= len(receipts) - len(refused)
+                    left -= len(reply.messages) - len(refused)
                     if left <= 0:
                         return
             except grpc.RpcError as error:

@@ -11,7 +11,7 @@ call() { # PATH JSON
     -H 'content-type: application/json' ${MILLPOND_TOKEN:+-H "authorization: Bearer $MILLPOND_TOKEN"} \
     --data "$2" "$url/api/v1/$1"
 }
-field() { python3 -c 'import json, sys; print(*(json.dumps(c[sys.argv[1]]) for c in json.load(sys.stdin)["claims"]), sep="\n")' "$1"; }
+field() { python3 -c 'import json, sys; print(*(json.dumps(c.get(sys.argv[1])) for c in json.load(sys.stdin)["claims"]), sep="\n")' "$1"; }
 
 while [ "$left" -gt 0 ]; do
   claims=$(call claims "{\"queues\": [\"$queue\"], \"limit\": 10, \"lease\": 30, \"wait\": 20}")

@@ -65,6 +65,12 @@ def publish(http: str, queue: str, number: int) -> None:
     httpx.post(f"{http}/api/v1/queues/{queue}/messages/batch", json=bodies).raise_for_status()
 
 
+def publish_bytes(http: str, queue: str) -> None:
+    """A message that is no JSON, before the others."""
+    message = {"base64": "//4A", "priority": 0}
+    httpx.post(f"{http}/api/v1/queues/{queue}/messages", json=message).raise_for_status()
+
+
 def counts(http: str, queue: str) -> dict[str, int]:
     found: dict[str, int] = httpx.get(f"{http}/api/v1/queues/{queue}").json()["counts"]
     return found
@@ -81,21 +87,24 @@ def run(command: list[str], cwd: Path, **environment: str) -> str:
 def test_a_worker_with_curl(server: tuple[str, str], tmp_path: Path) -> None:
     http, _ = server
     publish(http, "curl", 12)
-    out = run([str(EXAMPLES / "worker.sh"), http, "curl", "12"], tmp_path)
-    assert out.splitlines() == [f'{{"sku": {n}}}' for n in range(12)]
-    assert counts(http, "curl")["COMPLETED"] == 12
+    publish_bytes(http, "curl")
+    out = run([str(EXAMPLES / "worker.sh"), http, "curl", "13"], tmp_path)
+    assert out.splitlines() == ["null", *(f'{{"sku": {n}}}' for n in range(12))], "bytes are in another field"
+    assert counts(http, "curl")["COMPLETED"] == 13
 
 
 def test_a_worker_in_python(server: tuple[str, str], tmp_path: Path) -> None:
     http, address = server
     publish(http, "python", 12)
+    publish_bytes(http, "python")
     shutil.copy(PROTO, tmp_path)
     known = resources.files("grpc_tools") / "_proto"
     compiler = [sys.executable, "-m", "grpc_tools.protoc", "-I.", f"-I{known}"]
     run([*compiler, "--python_out=.", "--grpc_python_out=.", "millpond.proto"], tmp_path)
-    out = run([sys.executable, str(EXAMPLES / "worker.py"), address, "python"], tmp_path, COUNT="12", PYTHONPATH=".")
+    out = run([sys.executable, str(EXAMPLES / "worker.py"), address, "python"], tmp_path, COUNT="13", PYTHONPATH=".")
     assert [line.split(" ", 1)[1] for line in out.splitlines()] == [str({"sku": n}) for n in range(12)]
-    assert counts(http, "python")["COMPLETED"] == 12
+    found = counts(http, "python")
+    assert (found["COMPLETED"], found["FAILED"]) == (12, 1), "one bad body does not end the worker"
 
 
 @pytest.mark.slow
@@ -106,9 +115,11 @@ def test_a_worker_in_node(server: tuple[str, str], tmp_path: Path) -> None:
     subprocess.run(install, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=True)
     http, address = server
     publish(http, "node", 12)
-    out = run(["node", str(EXAMPLES / "worker.mjs"), address, "node", str(PROTO)], tmp_path, COUNT="12")
+    publish_bytes(http, "node")
+    out = run(["node", str(EXAMPLES / "worker.mjs"), address, "node", str(PROTO)], tmp_path, COUNT="13")
     assert [line.split(" ", 1)[1] for line in out.splitlines()] == [f"{{ sku: {n} }}" for n in range(12)]
-    assert counts(http, "node")["COMPLETED"] == 12
+    found = counts(http, "node")
+    assert (found["COMPLETED"], found["FAILED"]) == (12, 1), "one bad body does not end the worker"
 
 
 @pytest.fixture(params=KINDS)
