@@ -114,3 +114,16 @@ def utc_text(value: datetime, timespec: str = "auto") -> str:
     '2030-01-31T08:00:00Z'
     """
     return value.astimezone(UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
+
+
+def span_text(seconds: float) -> str:
+    """A time in a sentence, in the unit that keeps it short.
+
+    >>> span_text(34.4), span_text(3600), span_text(10_000), span_text(200_000)
+    ('34 s', '60 min', '2.8 h', '2.3 d')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} d"

@@ -135,7 +135,7 @@ async def test_not_due_and_expired_and_paused_in_the_stated_order(store: Transpo
     worker = await store.workers.join("mill", queues=["q"])
     control = Control(store)
     why = await control.why(later)
-    assert kinds(why) == ["not-due"] and "3600 s" in why.reasons[0].text
+    assert kinds(why) == ["not-due"] and "in 60 min" in why.reasons[0].text
     await store.operations.pause("q")
     clock.advance(120)
     await worker.beat()

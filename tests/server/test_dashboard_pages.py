@@ -26,6 +26,7 @@ from millpond.server.dashboard import charts, live_counts, rendering
 from millpond.server.dashboard.fields import database_now
 from millpond.server.dashboard.login import inner_path
 from millpond.server.dashboard.notices import notice
+from millpond.server.dashboard.pages import _indented
 from millpond.server.dashboard.table import PAGES
 from millpond.server.grants import Role
 from millpond.server.handlers.call import Call
@@ -314,7 +315,7 @@ async def test_wrong_forms_are_explained(client: Client, fields: dict[str, str])
     await opened(client)
     for path in ("/confirm", "/act"):
         reply = await sent(client, path, fields)
-        assert reply.status_code == 400 and "This request cannot be used" in reply.text, (path, fields)
+        assert reply.status_code == 400 and "This cannot be done" in reply.text, (path, fields)
 
 
 async def test_a_running_message_is_cancelled(serve: Serve, tmp_path: Path) -> None:
@@ -324,7 +325,7 @@ async def test_a_running_message_is_cancelled(serve: Serve, tmp_path: Path) -> N
     await presence.beat()
     await client.store.claim(["q"], 1, by_worker=True)
     page = await opened(client, f"/messages/{one.id}")
-    assert "The worker w has claimed it" in page and 'value="interrupt"' in page
+    assert "The worker w claimed it" in page and 'value="interrupt"' in page
     assert "Cancel 1 running message?" in (await sent(client, "/confirm", {"act": "interrupt", "id": str(one.id)})).text
     reply = await sent(client, "/act", {"act": "interrupt", "id": str(one.id)})
     assert reply.headers["location"].endswith("done=interrupted-1")
@@ -366,7 +367,7 @@ async def test_messages_of_a_time(client: Client) -> None:
     "query", ["queue=%00", "limit=0", "cursor=x", "state=x", "nope=1", "failure=x", "queue=a&queue=b"]
 )
 async def test_wrong_queries_are_explained(client: Client, query: str) -> None:
-    assert "This request cannot be used" in await opened(client, f"/messages?{query}", expect=400)
+    assert "This cannot be done" in await opened(client, f"/messages?{query}", expect=400)
 
 
 async def test_an_address_that_is_no_page(client: Client) -> None:
@@ -516,3 +517,32 @@ async def test_archived_messages_are_replayed_after_a_question(client: Client) -
     headers = await client.token(Role.OPERATE, queues=("q",))
     for path in ("/confirm", "/act"):
         assert (await sent(client, path, fields, headers=headers)).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        (rb'"\u00c5se \uD83E\udd86"', '"Åse \N{DUCK}"'),
+        (rb'"\\u00c5 \\\u00e5"', r'"\\u00c5 \\å"'),
+        (rb'"\u202e \u0041 \n \ud83e \u0000"', r'"\u202e \u0041 \n \ud83e \u0000"'),
+        (b"no JSON: \\u00e5", "no JSON: å"),
+    ],
+)
+def test_letters_of_a_body_are_shown_and_invisible_characters_escaped(raw: bytes, shown: str) -> None:
+    assert _indented(raw) == shown
+
+
+async def test_the_next_messages_of_a_queue_wait(client: Client) -> None:
+    first, second = await client.store.publish([Message(queue="q", payload=b"1"), Message(queue="q", payload=b"2")])
+    await client.store.claim(["q"], 1)
+    page = await opened(client, "/queue?queue=q")
+    assert str(second.id) in page and str(first.id) not in page
+
+
+async def test_a_refused_form_leads_back(client: Client) -> None:
+    await client.store.publish([Message(queue="q", payload=b"1")])
+    await opened(client, "/queue?queue=q")
+    fields = {"act": "purge", "queue": "q", "days": "0", "back": "/dashboard/queue?queue=q"}
+    reply = await sent(client, "/confirm", fields)
+    assert reply.status_code == 400 and "nothing to delete" in reply.text
+    assert '<a class="button" href="/dashboard/queue?queue=q" data-focus>Go back</a>' in reply.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from millpond.clock import span_text
 from millpond.message import State
 from millpond.seam.diagnosis import Finding
 from millpond.seam.operations import QueueStats, Row
@@ -43,8 +44,8 @@ def of_workers(workers: Sequence[WorkerStatus]) -> list[Finding]:
         Finding(
             kind="silent-worker",
             severity="error" if worker.held else "warning",
-            text=f"the worker {worker.name} was last heard {worker.silent_for:.0f} s ago, and holds {worker.held} "
-            "messages",
+            text=f"the worker {worker.name} was last heard {span_text(worker.silent_for)} ago, and holds "
+            f"{_messages(worker.held)}",
             remedy="a living worker gives them back soon; start one, and look at the log of this one",
         )
         for worker in workers
@@ -57,7 +58,7 @@ def of_streams(streams: Sequence[StreamStatus]) -> list[Finding]:
         Finding(
             kind="undriven-stream",
             severity="error",
-            text=f"the stream {status.name!r} holds {status.held} messages since {status.held_for:.0f} s",
+            text=f"the stream {status.name!r} has held {_messages(status.held)} for {span_text(status.held_for or 0)}",
             remedy=f"start its Spark query again, or run: millpond streams release {status.name}",
         )
         for status in streams
@@ -80,3 +81,7 @@ def of_messages(rows: Sequence[Row]) -> list[Finding]:
             remedy="lengthen the lease, or extend it while the work runs",
         )
     ]
+
+
+def _messages(number: int) -> str:
+    return f"{number:,} message{'' if number == 1 else 's'}"

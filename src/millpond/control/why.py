@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from millpond.clock import SECOND, as_datetime, utc_text
+from millpond.clock import SECOND, as_datetime, span_text, utc_text
 from millpond.message import RETRY, State, replayed_id
 from millpond.seam.diagnosis import MOST_AHEAD, Circumstances
 from millpond.seam.operations import Row
@@ -100,24 +100,24 @@ def _held(row: Row, facts: Circumstances) -> Reason:
     if facts.stream is not None:
         return Reason(
             kind="stream",
-            text=f"the stream {facts.stream!r} holds it since {since}",
+            text=f"the stream {facts.stream!r} has held it for {since}",
             remedy=f"if its Spark query will not return: millpond streams release {facts.stream}",
         )
     worker = facts.worker
     if worker is not None and worker.beats:
-        return Reason(kind="running", text=f"the worker {worker.name} has claimed it {since} ago and is alive")
+        return Reason(kind="running", text=f"the worker {worker.name} claimed it {since} ago and is alive")
     if worker is not None or facts.worker_id is not None:
         name = "a worker without a row" if worker is None else f"the worker {worker.name}"
-        silent = "" if worker is None else f", and was last heard {worker.silent_for:.0f} s ago"
+        silent = "" if worker is None else f", and was last heard {span_text(worker.silent_for)} ago"
         return Reason(
             kind="worker-down",
-            text=f"{name} has claimed it {since} ago{silent}",
+            text=f"{name} claimed it {since} ago{silent}",
             remedy="any other worker gives it back soon; start one, or run: millpond run",
         )
     until = "" if row.lease_at is None else f", until {utc_text(row.lease_at, 'seconds')}"
     return Reason(
         kind="client",
-        text=f"a client of the server, or a program without a worker, has claimed it {since} ago{until}",
+        text=f"a client of the server, or a program without a worker, claimed it {since} ago{until}",
         remedy="it comes back when the lease ends",
     )
 
@@ -152,12 +152,13 @@ def _waiting(row: Row, facts: Circumstances) -> list[Reason]:
         )
     if row.due_us > facts.now_us:
         wait = (row.due_us - facts.now_us) / SECOND
-        cause = f" after {row.attempts} failed attempts" if row.state is State.RETRYABLE else ""
+        attempts = f"{row.attempts} failed attempt{'' if row.attempts == 1 else 's'}"
+        cause = f" after {attempts}" if row.state is State.RETRYABLE else ""
         cause += f": {row.error}" if cause and row.error else ""
         found.append(
             Reason(
                 kind="not-due",
-                text=f"it is due in {wait:.0f} s, at {utc_text(as_datetime(row.due_us), 'seconds')}{cause}",
+                text=f"it is due in {span_text(wait)}, at {utc_text(as_datetime(row.due_us), 'seconds')}{cause}",
                 remedy=f"millpond reschedule {row.id} --delay 0s makes it due now",
             )
         )
@@ -193,11 +194,11 @@ def _no_worker(row: Row, workers: Sequence[WorkerStatus]) -> list[Reason]:
     return [
         Reason(
             kind="no-worker",
-            text=f"no worker of the queue {row.queue!r} is alive; the last was heard {silent:.0f} s ago",
+            text=f"no worker of the queue {row.queue!r} is alive; the last was heard {span_text(silent)} ago",
             remedy="start one, and look at the log of the last one",
         )
     ]
 
 
 def _ago(us: int | None, now_us: int) -> str:
-    return "some time" if us is None else f"{max(0, now_us - us) / SECOND:.0f} s"
+    return "some time" if us is None else span_text(max(0, now_us - us) / SECOND)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 from uuid import UUID
 
@@ -10,7 +11,7 @@ import msgspec
 from msgspec import UNSET
 from starlette.responses import RedirectResponse, Response
 
-from millpond.control.history import By
+from millpond.control.history import Every
 from millpond.message import LIVE, RETRY, SETTLED, State, check_name, replayed_id
 from millpond.seam.transport import Capability
 from millpond.server import types
@@ -24,11 +25,14 @@ from millpond.server.types import Name
 
 _WAITING = (State.PENDING, State.RETRYABLE)
 _MOST_QUEUES = 200
-_HISTORIES: tuple[By, ...] = ("minute", "hour")
+_HISTORIES: tuple[Every, ...] = ("minute", "hour")
 _FIRST = 0.2
 """Seconds for which the first page waits for the history of its queues. Later ones show what is counted."""
 _MOST_SHOWN = 64 * 1024
 """Characters of a body that a page shows."""
+_ESCAPED = re.compile(
+    r"\\(?:u(?P<pair>d[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2})|u(?P<one>[0-9a-f]{4})|.)", re.IGNORECASE | re.DOTALL
+)
 
 
 class OverviewQuery(types.Request, kw_only=True):
@@ -99,7 +103,7 @@ async def queue(call: Call) -> View:
     has = call.transport.capabilities
     waiting = settled = None
     if Capability.BROWSE in has:
-        waiting = await _page(call, queue=name, state=list(LIVE), limit=10)
+        waiting = await _page(call, queue=name, state=list(_WAITING), limit=10)
     if Capability.ARCHIVE in has:
         settled = await _page(call, queue=name, state=list(SETTLED), limit=10)
     live_counts = call.request.state.live_counts
@@ -122,12 +126,12 @@ async def queue(call: Call) -> View:
 
 
 async def _history(call: Call, queue: str | None) -> list[charts.HistoryChart]:
-    """Charts of the last hour and the last day, as far as they are counted; none without an archive."""
+    """Charts of the last hour, day and month, as far as they are counted; none without an archive."""
     if Capability.ARCHIVE not in call.transport.capabilities:
         return []
+    times: tuple[Every, ...] = _HISTORIES if call.state.settings.lake is None else (*_HISTORIES, "day")
     return [
-        charts.history(await call.state.history(queue, call.grant, by, within=_FIRST, new_only=True))
-        for by in _HISTORIES
+        charts.history(await call.state.history(queue, call.grant, by, within=_FIRST, new_only=True)) for by in times
     ]
 
 
@@ -196,10 +200,22 @@ def _body(found: types.MessageReply) -> dict[str, Any]:
 
 
 def _indented(raw: bytes) -> str:
+    """JSON with indents. Escaped letters are shown as letters; invisible characters stay escaped."""
     try:
-        return msgspec.json.format(raw, indent=2).decode(errors="replace")
+        text = msgspec.json.format(raw, indent=2).decode(errors="replace")
     except (msgspec.MsgspecError, RecursionError):
-        return raw.decode(errors="replace")
+        text = raw.decode(errors="replace")
+    return _ESCAPED.sub(_letter, text)
+
+
+def _letter(found: re.Match[str]) -> str:
+    pair, one = found["pair"], found["one"]
+    if pair is not None:  # two halves of a character
+        high, low = int(pair[:4], 16), int(pair[-4:], 16)
+        letter = chr(0x10000 + ((high - 0xD800) << 10) + low - 0xDC00)
+    else:
+        letter = "" if one is None else chr(int(one, 16))
+    return letter if letter > "\x7f" and letter.isprintable() else found[0]
 
 
 async def failures(call: Call) -> View:

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from millpond import style
-from millpond.clock import SystemClock, as_datetime
+from millpond.clock import SystemClock, as_datetime, span_text
 from millpond.server.handlers.call import Call, not_found
 from millpond.server.types import FailureReply
 
@@ -102,7 +102,7 @@ def ago(at: datetime | None) -> str:
     seconds = (now() - at).total_seconds()
     if abs(seconds) < 1:
         return "now"
-    text = duration(float(round(abs(seconds))))
+    text = span_text(abs(seconds))
     return f"{text} ago" if seconds > 0 else f"in {text}"
 
 
@@ -114,6 +114,11 @@ def first_line(text: str | None, most: int = 160) -> str:
 def capital(text: str) -> str:
     """A text of an error or reason as the begin of a sentence."""
     return text[:1].upper() + text[1:]
+
+
+def remedy(text: str) -> str:
+    """A remedy as a sentence. One that begins with a command stays as it is typed."""
+    return text if text.startswith("millpond ") else capital(text)
 
 
 def group(failure: FailureReply) -> str:
@@ -138,6 +143,7 @@ def _templates() -> jinja2.Environment:
         "moment": moment,
         "ago": ago,
         "capital": capital,
+        "remedy": remedy,
         "first_line": first_line,
         "group": group,
         "json": lambda value: msgspec.json.encode(value, enc_hook=str).decode(errors="replace"),

@@ -30,7 +30,7 @@ _FORM_LIMIT = 1024 * 1024
 _LOGIN_LIMIT, _LOGIN_WITHIN = 16 * 1024, 10.0
 _MOST_FIELDS = 5000
 _TITLES = {
-    400: "This request cannot be used",
+    400: "This cannot be done",
     401: "Log in",
     403: "You have no right to this",
     404: "Not found",
@@ -161,6 +161,7 @@ class _Endpoint:
             "text": found.text,
             "status": found.status,
             "wrong": found.kind == "WrongToken",
+            "is_form": request.method == "POST",
         }
         template = "login.html" if found.status == 401 else "error.html"
         response = self._page(request, form, View(template, values, found.status), grant)
