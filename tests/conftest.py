@@ -34,6 +34,7 @@ os.environ[FAULTS_SEED] = os.environ.get(FAULTS_SEED) or str(random.SystemRandom
 os.environ["SPARK_SUBMIT_OPTS"] = os.environ["SPARK_LAUNCHER_OPTS"] = JAVA
 os.environ["MILLPOND_PYTHON"] = sys.executable
 os.environ["PYSPARK_PYTHON"] = str(Path(__file__).parent / "spark" / "python")
+gc.disable()  # until all tests are collected
 SPARKS_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 
 SLOW_TIMEOUT = 600
@@ -103,6 +104,7 @@ def pytest_collection_finish() -> None:
         _name_the_test_of_each_connection(driver.Connection)
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _name_the_test_of_each_connection(connection: Any) -> None:

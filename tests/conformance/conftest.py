@@ -20,11 +20,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "requires(capability): runs only over transports that have it")
 
 
-RARE = {"mixed_postgres_shards": pytest.mark.slow, "postgres_shards": pytest.mark.long}
-"""Every call goes to three databases. `make test` has three shards on SQLite. The mixed ones are of three kinds."""
+LONG = ("postgres_shards", "mixed_postgres_shards")
+"""Every call goes to three databases. `make test` has three shards on SQLite, and tests/shards has them on servers."""
 
 
-@pytest.fixture(scope="session", params=[pytest.param(name, marks=RARE.get(name, ())) for name in BACKENDS])
+@pytest.fixture(
+    scope="session", params=[pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in BACKENDS]
+)
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     yield from BACKENDS[request.param](request)
 

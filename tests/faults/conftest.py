@@ -30,8 +30,8 @@ HERE = Path(__file__).parent
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "databases(*names, own=False, small_disk=False, short=None): where a scenario runs; own: on servers to kill; "
-        "short: the database of its form in `make test`, the others are slow",
+        "databases(*names, own=False, small_disk=False, short=None, alone=False): where a scenario runs; own: on "
+        "servers to kill; short: the database of the quick form, the others are slow, or with `alone` for long forms",
     )
 
 
@@ -43,7 +43,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         names = [name for name in marker.args if name in os.environ.get(ONLY, name)]
         short = None if long else marker.kwargs.get("short")
         wheres = [(name,) for name in names if long or name == short]
-        wheres += [tuple(name for name in names if name != short)] if not long else []
+        if not long and not marker.kwargs.get("alone"):
+            wheres.append(tuple(name for name in names if name != short))
         metafunc.parametrize(
             "where",
             [

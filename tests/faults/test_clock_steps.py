@@ -12,6 +12,8 @@ from tests.faults.setup import ALL, Setup
 from tests.file_clock import FileClock
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.databases(*ALL, short="sqlite")
 async def test_the_clock_is_set(everywhere: Everywhere, long: bool) -> None:

@@ -20,6 +20,8 @@ from tests.faults.processes import beside, some_time, stop
 from tests.faults.setup import PATIENT, SERVERS, Setup, message
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 LEASE = 30.123457
 """These bytes identify a claim among PostgreSQL's statements."""
 

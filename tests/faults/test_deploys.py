@@ -12,8 +12,10 @@ from tests.faults.processes import WORKER, Process, stop
 from tests.faults.setup import ALL, Setup
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.databases(*ALL, short="sqlite")
+
+@pytest.mark.databases(*ALL, short="sqlite", alone=True)
 async def test_three_deploys_over_a_long_job(everywhere: Everywhere, long: bool) -> None:
     """A worker that has begun to stop is killed in the last deploy: this is no crash either."""
 

@@ -10,10 +10,12 @@ from tests.faults.processes import stop
 from tests.faults.setup import ALL, PATIENT, Setup
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 THREADS = 4
 
 
-@pytest.mark.databases(*ALL, short="sqlite")
+@pytest.mark.databases(*ALL, short="sqlite", alone=True)
 async def test_all_threads_hang(everywhere: Everywhere, long: bool) -> None:
     async def scenario(here: Setup) -> None:
         rounds = 20 if long else 1

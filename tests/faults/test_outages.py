@@ -15,6 +15,8 @@ from tests.faults.setup import PATIENT, SERVERS, Setup
 from tests.faults.test_many_handlers import beats_again
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 LEASE = 3.0
 HELD = 10
 """Number of messages that one of two workers holds."""

@@ -183,7 +183,7 @@ async def silence(server: Postgres, proxy: Proxy, away: Callable[[], Awaitable[A
         proxy.resume()
 
 
-@pytest.mark.parametrize("fault", [kill, pytest.param(cut, marks=pytest.mark.long), silence])
+@pytest.mark.parametrize("fault", [kill, *(pytest.param(fault, marks=pytest.mark.long) for fault in (cut, silence))])
 async def test_one_shard_of_three_is_away_under_load(fault: Any, long: bool) -> None:
     window, times = (60.0, 5) if long else (6.0, 1)
     async with three_shards() as (servers, proxy, urls), Load(urls).running() as load:

@@ -13,11 +13,13 @@ from tests.faults.processes import stop
 from tests.faults.setup import ALL, Setup
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 QUEUES = [f"poison-{n}" for n in range(5)]
 POISON, INNOCENT = [f"exit-{queue}" for queue in QUEUES], [f"slow-{queue}" for queue in QUEUES]
 
 
-@pytest.mark.databases(*ALL, short="sqlite")
+@pytest.mark.databases(*ALL, short="sqlite", alone=True)
 async def test_ten_suspects_in_five_queues(everywhere: Everywhere, long: bool) -> None:
     async def scenario(here: Setup) -> None:
         ids = await make_suspects(here)

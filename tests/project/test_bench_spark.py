@@ -16,7 +16,11 @@ from servers import Postgres
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "bars"), [("batch", 1), pytest.param("export", 2, marks=pytest.mark.long), ("sink", 3), ("stream", 2)]
+    ("name", "bars"),
+    [
+        ("sink", 3),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("batch", 1), ("export", 2), ("stream", 2))),
+    ],
 )
 def test_each_measurement(spark: Any, postgres_server: Postgres, name: str, bars: int) -> None:
     with set_up_on(PostgresDatabase(postgres_server), spark) as place:

@@ -22,7 +22,7 @@ from tests.rabbitmq.alarms import alarm
 from tests.rabbitmq.attacker import EXPIRATION, FORGED_DEATHS, HEADERS, UNDECODABLE, attacker, table
 from tests.rabbitmq.conftest import SOON, dead_letters, next_claim
 
-pytestmark = [pytest.mark.server]
+pytestmark = [pytest.mark.server, pytest.mark.slow]  # brokers with their own limits
 LARGEST = 1_000_000
 
 

@@ -130,7 +130,7 @@ async def test_a_dead_worker_without_a_row(url: str, store: Transport, actors: A
         await living.ends()
 
 
-@pytest.mark.parametrize("hours", [1, -1], ids=["forward", "back"])
+@pytest.mark.parametrize("hours", [1, pytest.param(-1, marks=pytest.mark.long_on_servers)], ids=["forward", "back"])
 async def test_a_step_of_the_database_clock(
     url: str, store: Transport, actors: Actors, tmp_path: Path, hours: int
 ) -> None:

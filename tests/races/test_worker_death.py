@@ -23,7 +23,9 @@ pytestmark = pytest.mark.slow
 COUNT = 2_500
 
 
-@pytest.mark.parametrize("by_worker", [True, False], ids=["held", "own leases"])
+@pytest.mark.parametrize(
+    "by_worker", [True, pytest.param(False, marks=pytest.mark.long_on_servers)], ids=["held", "own leases"]
+)
 async def test_kill_9(url: str, store: Transport, actors: Actors, by_worker: bool) -> None:
     """Claims of the dead worker are given back; those of the living one, and of callers without presence, are not."""
     await store.publish([Message(queue="q", payload=b"x") for _ in range(COUNT + 20)])

@@ -27,7 +27,7 @@ from servers import SparkCluster
 from tests.spark.ponds import HOSTILE, fill, password, rows
 from tests.spark.write.test_sink import left
 
-pytestmark = pytest.mark.slow_on_servers
+pytestmark = pytest.mark.slow
 
 FAILED = "state = 'FAILED'"
 

@@ -20,6 +20,8 @@ from tests.rooms.transactions.callers import address
 from tests.waiting import until
 from tests.worker.conftest import counts, on, row, working
 
+pytestmark = pytest.mark.slow_on_servers
+
 DISK_FULL = {"postgresql": "53100", "mysql": "1021"}
 """Errors of the server that concern no single message, by the scheme of the URL."""
 OWN_ERROR = {"postgresql": "P0001", "mysql": "1644"}

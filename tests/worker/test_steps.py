@@ -15,6 +15,8 @@ from millpond import Delivery, Millpond, State, Step, StepHeld
 from millpond.errors import BodyNotEncodable
 from tests.worker.conftest import became, drained, on, working
 
+pytestmark = pytest.mark.slow_on_servers
+
 on_every_store = on("memory", "sqlite", "postgresql", "mariadb")
 
 

@@ -15,6 +15,8 @@ from tests.triggers import path
 from tests.waiting import SOON, until
 from tests.worker.conftest import became, counts, on, row, working
 
+pytestmark = pytest.mark.slow_on_servers
+
 AGAIN = Retry.constant(60)
 
 

@@ -18,7 +18,7 @@ from millpond.spark.report import ARCHIVE_COLUMNS, LIVE_COLUMNS, report
 from millpond.spark.report.figures import TABLES
 from tests.spark.report import report_history as history
 
-pytestmark = pytest.mark.slow_on_servers
+pytestmark = [pytest.mark.slow, pytest.mark.long_on_servers]
 
 
 @pytest.fixture(scope="module")
