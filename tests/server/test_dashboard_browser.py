@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -166,11 +167,21 @@ def test_a_queue_is_paused_resumed_and_purged_with_the_number(browser: Browser, 
     seen.check()
 
 
+class Lake:
+    """A lake with a file for each of the last days."""
+
+    def days(self, since: date) -> dict[str, date]:
+        return {str(n): since + timedelta(days=n) for n in range(30)}
+
+    def count(self, file: str) -> dict[tuple[str, str], int]:
+        return {("orders", "COMPLETED"): 40_000 + int(file), (QUEUE, "FAILED"): 7}
+
+
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """Names, keys, headers, bodies and errors that are markup, beside long and plain ones."""
     url = f"sqlite:///{tmp_path_factory.mktemp('hostile') / 'pond.db'}"
-    with live_server(url) as running:
+    with live_server(url, lake=Lake()) as running:
         place = Place(url, running)
         place.publish(
             Message(queue=QUEUE, payload=f'{{"{HOSTILE[:9]}": 1}}'.encode(), key=HOSTILE, headers={HOSTILE: HOSTILE}),
@@ -238,6 +249,17 @@ def test_a_schedule_is_paused_edited_and_resumed(browser: Browser, place: Place)
     expect(page.get_by_text("The schedule continues")).to_be_visible()
     (row,) = place.run(lambda store: store.periodic.all())
     assert (row.periodic.schedule, row.periodic.missed, row.paused) == ("every 300", "all", False)
+    seen.check()
+
+
+def test_days_of_the_lake_are_shown(browser: Browser, hostile: Place) -> None:
+    seen = Seen(browser, hostile.running.url)
+    seen.open("/queue?queue=orders")
+    expect(
+        seen.page.get_by_role("img", name=re.compile("Settled each day.*: 1,200,435 completed, 0 failed"))
+    ).to_be_visible()
+    table = seen.page.get_by_role("region", name="Settled each day, last 30 days, from the lake")
+    expect(table.get_by_role("row")).to_have_count(31)
     seen.check()
 
 
