@@ -22,7 +22,7 @@ import pytest
 import millpond
 from millpond import Ack, Message
 from millpond.clock import SECOND
-from millpond.errors import InvalidOption, LakeDamaged, LakeFenced, StoreError, Unreachable, WrongLake
+from millpond.errors import InvalidOption, LakeDamaged, LakeFenced, StoreError, StoreUnavailable, Unreachable, WrongLake
 from millpond.message import NAME_LIMIT
 from millpond.spark.lake import table
 from millpond.spark.lake.body import NO_OBJECT, Decoder, infer_fields
@@ -32,6 +32,7 @@ from millpond.spark.lake.read import files
 from millpond.spark.lake.schedule import summary
 from millpond.spark.lake.storage import storage_of
 from millpond.spark.lake.table import Lake, LakeChanged
+from millpond.spark.options import SparkShard
 from millpond.transports.database.exports.exports import DatabaseExports
 from millpond.transports.url import Url
 from tests.shared import empty_database
@@ -514,7 +515,7 @@ def test_a_shard_that_does_not_answer_leaves_no_connection_open(
     one.close()
 
 
-@pytest.mark.parametrize("at", ["connecting", "entering"])
+@pytest.mark.parametrize("at", ["connecting", "entering", "waiting", "planning"])
 def test_a_shard_that_does_not_answer_delays_its_own_messages_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
@@ -527,7 +528,7 @@ def test_a_shard_that_does_not_answer_delays_its_own_messages_only(
     everything = sorted(id_ for url in urls for id_ in archived(url))
     one = exporter(tmp_path / "lake", " ".join(urls))
     module = sys.modules[Exporter.__module__]
-    real_connect, real_open = module.connect, DatabaseExports.open
+    real_connect, real_open, real_reader = module.connect, DatabaseExports.open, SparkShard.open_reader
 
     async def connect(url: str, **options: Any) -> Any:
         if url in gone:
@@ -536,21 +537,32 @@ def test_a_shard_that_does_not_answer_delays_its_own_messages_only(
 
     async def enter(self: Any, lake: str, **given: Any) -> Any:
         if urls[given["shard"]] in gone:
-            raise Unreachable("no answer")
+            raise Unreachable("no answer") if at == "entering" else TimeoutError
         return await real_open(self, lake, **given)
 
+    def open_reader(shard: SparkShard) -> Any:
+        if shard.url.raw in gone:
+            raise Unreachable("no answer")
+        return real_reader(shard)
+
     gone = urls[1:]
+    exported_before = 4 if at == "planning" else 0  # a purge needs no reader
     with monkeypatch.context() as patch:
-        patch.setattr(*((module, "connect", connect) if at == "connecting" else (DatabaseExports, "open", enter)))
+        if at == "connecting":
+            patch.setattr(module, "connect", connect)
+        elif at == "planning":
+            patch.setattr(SparkShard, "open_reader", open_reader)
+        else:
+            patch.setattr(DatabaseExports, "open", enter)
         done = one.export()
-        assert (done.rows, done.away, list(done.until_us)) == (4, {1: "no answer"}, [0, 1])
-        assert "shard 1 was left out: no answer" in summary(done)
-        assert one.purge(older_than=0) == 8
+        assert (done.rows, list(done.away), list(done.until_us)) == (4, [1], [0, 1])
+        assert f"shard 1 was left out: {done.away[1]}" in summary(done) and "answer" in done.away[1]
+        assert one.purge(older_than=0) == 8 + exported_before
         gone = urls
         other = exporter(tmp_path / "lake", " ".join(urls))
-        with pytest.raises(Unreachable, match="no answer"):
+        with pytest.raises(StoreUnavailable, match="answer"):
             other.export()
         other.close()
-    assert one.export().rows == 4 and one.purge(older_than=0) == 8
+    assert one.export().rows == 4 and one.purge(older_than=0) == 8 - exported_before
     one.close()
     assert in_lake(tmp_path / "lake") == everything

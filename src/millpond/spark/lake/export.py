@@ -49,6 +49,8 @@ T = TypeVar("T")
 
 MARGIN = 60.0
 """Seconds before now at which an export ends. A failover to a clock that is behind by less loses nothing."""
+LONGEST_WAIT = 60.0
+"""Seconds that an export over several shards waits for one that accepts its call and does not answer."""
 _TRIES = 5
 _SOME_CORES = 4
 
@@ -159,6 +161,7 @@ class Exporter:
         )
         until = {number: one.until_us for number, one in closed.items()}
         works = self._plan(since, until)
+        until = {shard.number: until[shard.number] for shard in self._present}
         if fields := self._new_fields(works, lake.body):
             lake.add_fields(fields)
         decoder = Decoder(lake.body) if lake.body else None
@@ -213,10 +216,14 @@ class Exporter:
     def _enter(self, lake: Lake) -> None:
         async def enter(store: Transport, shard: SparkShard) -> None:
             until = lake.until(shard.number)
+            place: dict[str, Any] = {"shard": shard.number, "path": self.storage.root, "until": until}
             try:
-                recorded = await store.exports.open(lake.id, shard=shard.number, path=self.storage.root, until=until)
+                async with asyncio.timeout(LONGEST_WAIT if len(self._shards) > 1 else None):
+                    recorded = await store.exports.open(lake.id, **place)
             except StoreUnavailable as e:
                 self.away[shard.number] = e
+            except TimeoutError:
+                self.away[shard.number] = StoreUnavailable(f"{shard.url} did not answer within {LONGEST_WAIT:g} s")
             else:
                 await self._catch_up(store, lake, shard.number, recorded)
 
@@ -240,10 +247,15 @@ class Exporter:
         for shard in self._present:
             if until[shard.number] == since[shard.number]:
                 continue
-            with shard.open_reader() as reader:
-                reader.check()
-                slices = reader.closed_slices(since[shard.number], until[shard.number], parallel)
-            found += [Work(shard, part) for part in slices]
+            try:
+                with shard.open_reader() as reader:
+                    reader.check()
+                    slices = reader.closed_slices(since[shard.number], until[shard.number], parallel)
+            except StoreUnavailable as e:  # it may have no connection left for a reader
+                self.away[shard.number] = e
+            else:
+                found += [Work(shard, part) for part in slices]
+        self._check_any_present()
         return found
 
     def _new_fields(self, works: Sequence[Work], known: Mapping[str, str]) -> dict[str, str]:
