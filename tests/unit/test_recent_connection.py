@@ -84,13 +84,17 @@ async def test_a_cancellation_is_no_timeout() -> None:
     connection.end()
 
 
-async def test_a_cancellation_at_the_time_of_the_timeout_is_kept() -> None:
+@pytest.mark.parametrize("first", ["timeout", "cancellation"])
+async def test_a_cancellation_at_the_time_of_the_timeout_is_kept(first: str) -> None:
     pooled, connection = await warm(60)
     call = asyncio.create_task(connection.run_alone(INSERT))
     await pooled.waits.wait()
     connection._began -= 61
-    connection._look()
+    if first == "timeout":
+        connection._look()
     call.cancel()
+    if first == "cancellation":
+        connection._look()
     with pytest.raises(asyncio.CancelledError):
         await call
     connection.end()

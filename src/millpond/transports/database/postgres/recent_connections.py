@@ -33,8 +33,8 @@ class RecentConnection:
         """The task that waits for a statement."""
         self._began = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._cancelling: int | None = None
-        """Number of cancellations that the task had before the timer added one. None: it added none."""
+        self._expired = False
+        """The timer has cancelled the task."""
 
     async def run_alone(self, step: Step) -> Rows:
         """Run a statement outside of a transaction. It ends with `TimeoutError` after the timeout."""
@@ -49,17 +49,20 @@ class RecentConnection:
             # With another text: the driver does not close a statement whose text it has in its cache.
             statement = self._prepared[text] = await self.pooled.prepare(f"{text} ")
         self._task = task = asyncio.current_task()
+        assert task is not None
+        cancelling = task.cancelling()
         self._began = monotonic()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._timeout, self._look)
         try:
             rows = await statement.fetch(*values, timeout=NO_TIMEOUT)
         except asyncio.CancelledError:
-            if self._cancelling is not None and task is not None and task.uncancel() <= self._cancelling:
+            # As `asyncio.timeout` does it, so that a caller's own cancellation at the same time is kept.
+            if self._expired and task.uncancel() <= cancelling:
                 raise TimeoutError from None
             raise
         finally:
-            self._task = self._cancelling = None
+            self._task, self._expired = None, False
         return rows
 
     def _look(self) -> None:
@@ -71,7 +74,7 @@ class RecentConnection:
         if left > 0:
             self._timer = asyncio.get_running_loop().call_later(left, self._look)
         else:
-            self._cancelling = self._task.cancelling()
+            self._expired = True
             self._task.cancel()
 
     def end(self) -> None:
