@@ -64,7 +64,9 @@ async def _screen_lines(control: Control, width: int | None = None) -> list[tupl
     views = sorted(await control.overview(), key=_urgency, reverse=True)
     waiting = sum(_waiting(view) for view in views)
     rates = sum(view.completed_per_second for view in views), sum(view.failed_per_second for view in views)
-    title = f"{len(views)} queues   {waiting:,} waiting   {rates[0]:.1f} done/s   {rates[1]:.1f} failed/s   q ends"
+    queues = f"{len(views):,} queue{'' if len(views) == 1 else 's'}"
+    title = f"{queues}   {waiting:,} waiting   {rates[0]:.1f} done/s   {rates[1]:.1f} failed/s"
+    title += "" if width is None else "   q ends"
     lines = [(title, True), ("", False), *_table(_HEADS, [_queue(view) for view in views], width)]
     if Capability.PRESENCE in control.capabilities:
         workers = await control.workers.status()
