@@ -144,7 +144,7 @@ def test_show_prints_all_fields(cli: Cli, url: str) -> None:
 def test_show_of_an_unknown_message(cli: Cli, url: str) -> None:
     id_ = str(uuid4())
     assert f"there is no message {id_}" in cli.fails(1, "show", id_)
-    assert "not a UUID" in cli.fails(2, "show", "order-7")
+    assert "not a UUID; millpond publish and millpond list print" in cli.fails(2, "show", "order-7")
 
 
 @pytest.mark.long_on_servers

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from millpond.errors import InvalidMessage, InvalidTime
-from millpond.message import check_id
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)?")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -69,4 +68,13 @@ def headers(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def ids(texts: Sequence[str]) -> list[UUID]:
-    return list(dict.fromkeys(check_id(text) for text in texts))
+    return list(dict.fromkeys(map(_id, texts)))
+
+
+def _id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise InvalidMessage(
+            f"the id {text[:80]!r} is not a UUID; millpond publish and millpond list print the ids of messages"
+        ) from None

@@ -12,7 +12,7 @@ from millpond.cli import parse
 from millpond.cli.app import Declined, Json, command, print_json
 from millpond.cli.arguments import Queue
 from millpond.errors import BodyNotDecodable, BodyNotEncodable, InvalidMessage, StoreError
-from millpond.message import DEFAULT_PRIORITY, Message
+from millpond.message import DEFAULT_PRIORITY, Message, check_id
 from millpond.seam.transport import Transport
 
 _BATCH = 10_000
@@ -46,7 +46,7 @@ async def publish(
         Message(
             queue=queue,
             payload=payload,
-            id=parse.ids([id])[0] if id else None,
+            id=check_id(id) if id else None,
             key=key,
             priority=priority,
             delay=parse.duration(delay, "--delay"),

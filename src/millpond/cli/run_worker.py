@@ -59,7 +59,7 @@ async def run_worker(pond: Millpond, options: RunOptions, supervised: str | None
         reporting = show_status(options, console, status, obstacle, lambda: {"in_flight": status().in_flight})
     async with reporting:
         queues = ", ".join(queue for s in pond.of_queues(options.queues) for queue in s.queues)
-        log.info("started: %r, queues %s", options.target, queues)
+        log.info("started: %r at %s, queues %s", options.target, pond.url, queues)
         try:
             # This process is ours: handlers of libraries give way. A signal that arrives before the worker exists is
             # passed to it: the event loop calls `stop` later.
