@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 import millpond
-from millpond import Ack, GiveBack, Message, Nack, Reject, State
+from millpond import Ack, GiveBack, Message, Nack, Reject, Retry, State
 from millpond.errors import WrongConnection
 from tests.rooms.transactions.caller import Caller, Verbs, with_store
 from tests.rooms.transactions.callers import ASYNC, SYNC, CallerCalls, params
@@ -91,16 +91,18 @@ def test_a_known_id_is_told_and_harms_nothing(caller: Caller) -> None:
 
 
 def test_every_outcome(caller: Caller) -> None:
-    ack, drop, nack, reject, back = caller.claimed("a", "b", "c", "d", "e")
+    ack, drop, nack, reject, back, last = caller.claimed("a", "b", "c", "d", "e", "f")
+    with_store(caller.url, lambda store: store.operations.configure("f", retry=Retry(attempts=1)))
     outcomes = [
         Ack(ack.receipt),
         Ack(drop.receipt, keep=False),
         Nack(nack.receipt, delay=60, error="50 % done"),
         Reject(reject.receipt, reason="no %s", error="ü"),
         GiveBack(back.receipt),
+        Nack(last.receipt),
     ]
-    claimed = ["PROCESSING"] * 5
-    settled = ["COMPLETED", "RETRYABLE", "FAILED", "PENDING"]
+    claimed = ["PROCESSING"] * 6
+    settled = ["COMPLETED", "RETRYABLE", "FAILED", "PENDING", "FAILED"]
 
     async def body(calls: CallerCalls, verbs: Verbs) -> None:
         await calls.execute("INSERT INTO orders VALUES (1)")
