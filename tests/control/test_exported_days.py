@@ -92,7 +92,7 @@ async def test_an_unreadable_lake_keeps_what_was_counted(files: Files) -> None:
 
 async def test_days_with_uncounted_files_are_lower_bounds(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FREE", -1.0)
-    monkeypatch.setattr(module, "SHARE", 10**12)  # a pause for ever after the first file
+    monkeypatch.setattr(module, "SHARE", 10**12)  # a pause for ever after each file
     days = ExportedDays(files, in_task)
     files.files = {"a": (0, "q", "COMPLETED", 5), "b": (1, "q", "COMPLETED", 3)}
     found = await days.counts(lambda queue: True, within=0)
@@ -104,3 +104,13 @@ async def test_days_with_uncounted_files_are_lower_bounds(files: Files, monkeypa
     assert [bucket.at_least for bucket in found.buckets[-2:]] == [True, False]
     (task,) = [task for task in asyncio.all_tasks() if task.get_name() == "history of the lake"]
     task.cancel()
+
+
+async def test_no_pause_follows_the_last_file(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FREE", -1.0)
+    monkeypatch.setattr(module, "SHARE", 10**12)
+    days = ExportedDays(files, in_task)
+    files.files = {"a": (0, "q", "COMPLETED", 5)}
+    found = await counts(days)
+    assert last(found, 1) == [(5, 0)] and found.complete
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "history of the lake" and not task.done()]

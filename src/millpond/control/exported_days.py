@@ -37,14 +37,15 @@ class ExportedDays:
         self._in_background = in_background
         self._listed: Mapping[str, date] = {}
         self._counted: dict[str, Mapping[tuple[str, str], int]] = {}
+        self._is_listed = False
         self._unreadable = False
         self._read_at = -math.inf
         self._task: asyncio.Task[Any] | None = None
 
     @property
     def is_known(self) -> bool:
-        """Whether the files were listed before."""
-        return self._read_at > -math.inf
+        """Whether there are counts to show, or there was an error."""
+        return self._is_listed or self._unreadable
 
     async def counts(self, reaches: Callable[[str], bool], *, within: float) -> SettledCounts:
         """Sums of the queues that `reaches` allows. It waits for counts at most so many seconds."""
@@ -61,13 +62,14 @@ class ExportedDays:
         try:
             self._listed = await asyncio.to_thread(self._files.days, _days()[0])
             self._counted = {file: found for file, found in self._counted.items() if file in self._listed}
-            began = monotonic()
+            self._is_listed = True
+            began, took = monotonic(), 0.0
             for file in sorted(self._listed.keys() - self._counted.keys(), key=self._newest_first):
+                if monotonic() - began > FREE:
+                    await asyncio.sleep(took * (SHARE - 1))
                 step = monotonic()
                 self._counted[file] = await asyncio.to_thread(self._files.count, file)
-                now = monotonic()
-                if now - began > FREE:
-                    await asyncio.sleep((now - step) * (SHARE - 1))
+                took = monotonic() - step
             self._unreadable = False
         except Exception as e:  # of the lake's store; the pages show what was counted
             self._unreadable = True
@@ -97,9 +99,9 @@ class ExportedDays:
                 )
                 for day, by_state in sums.items()
             )
-            if self._listed or self.is_known
+            if self.is_known
             else (),
-            complete=self.is_known and not unknown and not self._unreadable,
+            complete=self._is_listed and not unknown and not self._unreadable,
             unreadable=self._unreadable,
         )
 
