@@ -8,7 +8,7 @@ from millpond import Ack, Message, Nack, Reject
 from millpond.control import Control
 from tests.cli.conftest import Cli, published, settled, with_store
 
-pytestmark = pytest.mark.slow_on_servers
+pytestmark = pytest.mark.long_on_servers  # they call rooms, which are tested on servers
 
 
 def failed(url: str, count: int, reason: str = "no stock", queue: str = "orders") -> list[str]:
@@ -80,7 +80,6 @@ def test_retry_a_queue_or_a_reason(cli: Cli, url: str) -> None:
     assert "no queue 'nothing'" in cli.fails(1, "retry", "--queue", "nothing")
 
 
-@pytest.mark.long_on_servers
 def test_retry_by_key_text_and_time(cli: Cli, url: str) -> None:
     failed(url, 3)
     published(url, [Message(queue="orders", payload=b"other", key="l")])
@@ -93,7 +92,6 @@ def test_retry_by_key_text_and_time(cli: Cli, url: str) -> None:
     assert "leave them out with ids" in cli.fails(2, "retry", str(uuid4()), "--key", "l")
 
 
-@pytest.mark.long_on_servers
 def test_retry_many_pages(cli: Cli, url: str) -> None:
     for _ in range(3):
         failed(url, 900)
@@ -126,7 +124,6 @@ def test_retry_skips_other_messages_with_a_reason(cli: Cli, url: str) -> None:
     assert output.code == 1 and output.err == "millpond: no message was retried; the reasons are above\n"
 
 
-@pytest.mark.long_on_servers
 def test_retry_needs_ids_or_a_queue(cli: Cli, url: str) -> None:
     for args in ([], ["--reason", "r"]):
         assert "give ids, or --queue" in cli.fails(2, "retry", *args)
@@ -159,7 +156,6 @@ def test_replay_chooses_by_state_and_time(cli: Cli, url: str) -> None:
     assert cli.ok("replay", *queue, "c").out == "3 published\n"
 
 
-@pytest.mark.long_on_servers
 def test_replay_needs_a_name_and_ids_or_a_queue(cli: Cli, url: str) -> None:
     assert "--name" in cli.fails(2, "replay", str(uuid4()))
     assert "give ids, or --queue" in cli.fails(2, "replay", "--name", "x")

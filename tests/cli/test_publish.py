@@ -9,7 +9,7 @@ from millpond.codec import CONTENT_TYPE, TEXT
 from millpond.message import Claim
 from tests.cli.conftest import Cli, with_store
 
-pytestmark = pytest.mark.slow_on_servers
+pytestmark = pytest.mark.long_on_servers  # they call rooms, which are tested on servers
 
 
 def claimed(url: str, queue: str = "orders") -> list[Claim]:
@@ -82,14 +82,12 @@ def test_publishes_a_message_per_line(cli: Cli, url: str, tmp_path: Path) -> Non
     assert [claim.message.payload for claim in claims][-2:] == [b"1", b"2"]
 
 
-@pytest.mark.long_on_servers
 def test_a_bad_line_publishes_nothing(cli: Cli, url: str) -> None:
     error = cli.fails(2, "publish", "orders", "--json-lines", "-", stdin=b'{"sku": 1}\nnot json\n')
     assert "line 2 is not JSON" in error and "Nothing was published" in error
     assert claimed(url) == []
 
 
-@pytest.mark.long_on_servers
 @pytest.mark.parametrize(
     ("args", "text"),
     [

@@ -10,7 +10,7 @@ import pytest
 from millpond import Ack, Message, Nack, Reject
 from tests.cli.conftest import Cli, published, settled, with_store
 
-pytestmark = pytest.mark.slow_on_servers
+pytestmark = pytest.mark.long_on_servers  # they call rooms, which are tested on servers
 
 COUNTS = ["PENDING", "PROCESSING", "RETRYABLE", "COMPLETED", "FAILED"]
 
@@ -50,7 +50,6 @@ def test_list_filters(cli: Cli, url: str) -> None:
     assert cli.ok("retry", "--queue", "orders", "--path", "n=2", "--preview").out.startswith("1 would")
 
 
-@pytest.mark.long_on_servers
 def test_json_has_no_control_characters(cli: Cli, url: str) -> None:
     """A terminal obeys U+009B as it obeys ESC [, and shows text after U+202E backwards"""
     headers = {"a": "\x9b31m\u202e\u2028\x1b[2J\U000e0001", "city": "München"}
@@ -82,7 +81,6 @@ def test_stats_of_some_queues(cli: Cli, url: str) -> None:
     assert [output["nothing"][state] for state in COUNTS] == [0, 0, 0, 0, 0]
 
 
-@pytest.mark.long_on_servers
 def test_stats_as_a_table(cli: Cli, url: str) -> None:
     assert cli.ok("stats").out == "no messages\n"
     fill(url)
@@ -107,7 +105,6 @@ def test_list_has_live_messages_and_archived_ones(cli: Cli, url: str) -> None:
     assert cli("list", "nothing", "--json").json == {"messages": []}
 
 
-@pytest.mark.long_on_servers
 def test_list_as_a_table(cli: Cli, url: str) -> None:
     ids = fill(url)
     out = cli.ok("list").out
@@ -147,7 +144,6 @@ def test_show_of_an_unknown_message(cli: Cli, url: str) -> None:
     assert "not a UUID; millpond publish and millpond list print" in cli.fails(2, "show", "order-7")
 
 
-@pytest.mark.long_on_servers
 def test_bodies_that_are_not_json(cli: Cli, url: str) -> None:
     (text,) = published(
         url, [Message(queue="q", payload="schön".encode(), headers={"content-type": "text/plain; charset=utf-8"})]
@@ -157,7 +153,6 @@ def test_bodies_that_are_not_json(cli: Cli, url: str) -> None:
     assert cli.ok("show", binary, "--json").json["body"] == {"base64": "/wA="}
 
 
-@pytest.mark.long_on_servers
 def test_text_from_messages_is_printed_literally(cli: Cli, url: str) -> None:
     queue = "[red]\x1b[31m\x07"
     published(url, [Message(queue=queue, payload=b'"\xe2\x80\xae[bold]\\u001b[2J"')])
@@ -189,7 +184,6 @@ def test_a_closed_pipe_is_no_error(sqlite_url: str) -> None:
     assert (done.stdout, done.stderr) == ('{"messages', "")
 
 
-@pytest.mark.long_on_servers
 @pytest.mark.parametrize(
     "args", [["stats", "--state"], ["list", "--state", "BROKEN"], ["list", "--limit", "0"], ["nonsense"]]
 )

@@ -20,6 +20,8 @@ from tests.deployment.work import everything, everything_at_once
 from tests.rooms.transactions.callers import address, sqlalchemy_url
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 # asyncpg switches jit off and on again.
 PG_SETTINGS = "SELECT name, setting FROM pg_settings WHERE (source = 'session' OR name ~ 'isolation') AND name <> 'jit'"
 MYSQL_SETTINGS = "SELECT @@session.tx_isolation, @@session.innodb_lock_wait_timeout, @@session.sql_mode, @@autocommit"
@@ -140,7 +142,6 @@ async def test_a_schema_and_a_prefix(postgres_url: str) -> None:
     await engine.dispose()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_lost_connection_is_replaced(
     kind: str, postgres_url: str, mariadb_url: str, postgres_proxy: Any, mariadb_proxy: Any
@@ -193,7 +194,6 @@ async def test_an_exhausted_engine_is_busy(postgres_url: str) -> None:
     await engine.dispose()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_exhausted_pool_is_busy_after_a_bounded_wait(kind: str, postgres_url: str, mariadb_url: str) -> None:
     async with own_pool(kind, postgres_url, mariadb_url, 2) as (scheme, pool):
@@ -221,7 +221,6 @@ async def test_a_pool_without_a_limit_is_accepted(postgres_url: str, mariadb_url
         await engine.dispose()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [2, 4])
 async def test_handlers_that_hold_the_pool_while_they_ack(

@@ -24,6 +24,8 @@ from tests.faults.report import Line
 from tests.faults.setup import ALL, Setup
 from tests.rooms.transactions.callers import ASYNC, CallerCalls, Open
 
+pytestmark = pytest.mark.slow
+
 CALLERS = 2
 """Number of concurrent callers with each driver."""
 UNDISTURBED = 4

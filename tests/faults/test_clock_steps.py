@@ -15,7 +15,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.databases(*ALL, short="sqlite")
+@pytest.mark.databases(*ALL, short="sqlite", alone=True)
 async def test_the_clock_is_set(everywhere: Everywhere, long: bool) -> None:
     """A worker dies at each step. Another one has a handler that runs through all of them, longer than its lease."""
 

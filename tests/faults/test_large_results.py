@@ -12,6 +12,8 @@ from tests.faults.load import load
 from tests.faults.processes import stop
 from tests.faults.setup import PATIENT, Setup
 
+pytestmark = pytest.mark.slow
+
 RESULTS = 200
 """Number of results that come at once, each with an error text of 8,000 characters."""
 LIMIT = 1 << 20

@@ -22,7 +22,7 @@ HELD = 10
 """Number of messages that one of two workers holds."""
 
 
-@pytest.mark.databases(*SERVERS, short="postgres")
+@pytest.mark.databases(*SERVERS, short="postgres", alone=True)
 async def test_longer_than_the_lease(everywhere: Everywhere, long: bool) -> None:
     rounds = 10 if long else 1
 

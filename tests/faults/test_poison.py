@@ -25,7 +25,7 @@ REASONS = {
 
 
 @pytest.mark.slow
-@pytest.mark.databases(*ALL)
+@pytest.mark.databases(*ALL, short="sqlite", alone=True)
 async def test_it_takes_no_neighbour_with_it(everywhere: Everywhere, long: bool) -> None:
     async def in_claims(here: Setup) -> None:
         each = 5 if long else 1

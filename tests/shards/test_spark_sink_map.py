@@ -21,6 +21,8 @@ from millpond.transports.shard_map import ShardMap, ShardRecord, check_routed
 from tests import templates
 from tests.shards.conftest import three_shards
 
+pytestmark = pytest.mark.slow_on_servers
+
 T = TypeVar("T")
 SCHEMA = StructType([StructField("key", StringType()), StructField("payload", StringType())])
 ROWS = [pa.RecordBatch.from_pydict({"key": [f"k{n}" for n in range(60)], "payload": ["x"] * 60})]

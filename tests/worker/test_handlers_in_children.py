@@ -42,7 +42,8 @@ def facts(row: Row | None, crashes: int) -> tuple[Any, ...] | None:
     return (row.state.value, row.attempts, row.deliveries - crashes, row.crashes, row.reason, row.error, waits)
 
 
-@on("sqlite", "postgresql", pytest.param("mariadb", marks=pytest.mark.long))
+@pytest.mark.long_on_servers
+@on("sqlite", "postgresql", "mariadb")
 async def test_results_are_the_same_in_the_worker_and_in_children(pond: Millpond, url: str, tmp_path: Path) -> None:
     ids = {}
     for crashes in (0, 2):

@@ -27,6 +27,8 @@ from tests.worker.conftest import became, counts, drained, on, row, working
 from tests.worker.test_side_list import BAD_DATA, refusing
 from tests.worker.test_within import Database
 
+pytestmark = pytest.mark.slow_on_servers
+
 LEASE = 2.0
 SHORT = 0.5
 """A lease that may end on a busy machine before the next beat: where no other worker could take the message."""

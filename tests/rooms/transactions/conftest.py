@@ -19,7 +19,7 @@ def mariadb_url(shared_mariadb: SharedDatabase) -> str:
     return shared_mariadb.url
 
 
-@pytest.fixture(params=params(SYNC | ASYNC, REPEATED, pytest.mark.slow))
+@pytest.fixture(params=params(SYNC | ASYNC, REPEATED, pytest.mark.long))
 def caller(request: pytest.FixtureRequest) -> Caller:
     database, opened = (SYNC | ASYNC)[request.param]
     return Caller(request.getfixturevalue(f"{database}_url"), opened, sync=request.param in SYNC)

@@ -16,6 +16,7 @@ from tests.spark.lake.test_export import ids
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("url", ["sqlite", "postgres", pytest.param("mariadb", marks=pytest.mark.long)], indirect=True)
 def test_whatever_dies_wherever(url: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.spark.lake.dying", url, str(tmp_path / "lake")],
