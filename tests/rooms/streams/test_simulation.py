@@ -125,7 +125,7 @@ def test_crashes_at_random(shards: Shards, seed: int) -> None:
 @pytest.mark.parametrize(
     ("after", "ack_at", "but"),
     [
-        (0, None, "ack |after commit"),
+        pytest.param(0, None, "ack |after commit", marks=pytest.mark.long_on_servers),
         pytest.param(2, "after latestOffset", "open|hand_out", marks=pytest.mark.long_on_servers),
         (2, AS_LATE_AS_CAN_BE, "open|claim|hand_out"),
     ],
