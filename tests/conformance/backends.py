@@ -6,6 +6,7 @@ with `requires`, and only this mark skips it.
 
 from __future__ import annotations
 
+import importlib
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -75,11 +76,13 @@ def memory(request: pytest.FixtureRequest) -> Iterator[Backend]:
 def sqlite(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """With SQLite's default limit of parameters to a statement; some distributions build it with a higher one."""
 
-    def connect(path: str, busy_timeout: float) -> sqlite3.Connection:
-        connection = open_connection(path, busy_timeout)
+    def connect(path: str, busy_timeout: float, **given: bool) -> sqlite3.Connection:
+        connection = open_connection(path, busy_timeout, **given)
         connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 32_766)
         return connection
 
+    # A module that is imported meanwhile would keep the function below: this one is imported by tests of Spark.
+    importlib.import_module("millpond.transports.database.sqlite.reader")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sqlite_module, "open_connection", connect)
         yield Sqlite(request.getfixturevalue("tmp_path_factory").mktemp("conformance"))
