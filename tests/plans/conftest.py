@@ -1,4 +1,4 @@
-"""Databases in which more than a million rows stand ahead of the messages to be claimed, made once per run."""
+"""Databases in which half a million rows stand ahead of the messages to be claimed, made once per run."""
 
 import asyncio
 import contextlib

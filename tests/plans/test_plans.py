@@ -11,7 +11,7 @@ from tests.plans import operations
 from tests.plans.readers import Reader
 from tests.plans.walls import DUE, LANE, LAPSED, QUEUE
 
-# The first test on each database waits until more than a million rows are made.
+# The first test on each database waits until half a million rows are made.
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 BATCH = 100
@@ -25,7 +25,7 @@ def claimed(reader: Reader, count: int = BATCH) -> list[Claim]:
     return claims
 
 
-def test_the_first_claim_steps_over_a_million_rows_in_other_queues_and_urgent_ones_of_the_future(
+def test_the_first_claim_steps_over_rows_in_other_queues_and_urgent_ones_of_the_future(
     reader: Reader,
 ) -> None:
     claims, rows = reader.read(operations.claim(reader.dialect, new_lanes(reader.dialect), BATCH))
