@@ -127,6 +127,7 @@ def url(request: pytest.FixtureRequest) -> str:
     return empty_database(request, request.param)
 
 
+@pytest.mark.slow_on_servers
 async def test_messages_of_a_killed_server_come_back_uncounted(url: str) -> None:
     store = await millpond.connect(url, migrate=True)
     ids = [p.id for p in await store.publish([Message(queue="q", payload=b"%d" % n) for n in range(5)])]

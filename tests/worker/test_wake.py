@@ -17,6 +17,8 @@ from tests.triggers import execute
 from tests.waiting import SOON, until
 from tests.worker.conftest import became, drained, on, working
 
+pytestmark = pytest.mark.slow_on_servers
+
 NEVER = 3600.0
 """A poll interval longer than any test."""
 MORE_CASES = [(True, 0.0), (False, 0.5), (False, 2.0), (True, 2.0)]

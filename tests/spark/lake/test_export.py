@@ -41,7 +41,7 @@ from tests.spark.lake.readers import by_duckdb
 from tests.spark.ponds import HOSTILE, fill, rows
 from tests.triggers import execute
 
-pytestmark = pytest.mark.usefixtures("soon")
+pytestmark = [pytest.mark.usefixtures("soon"), pytest.mark.slow_on_servers]
 
 WORSE = (
     *("../../up", "/etc/passwd", ".", "..", "_millpond", "CON", "Orders", "orders ~", "a%2Fb", "a=b"),
@@ -110,7 +110,6 @@ def test_files_are_by_day_and_not_by_queue(sqlite_url: str, tmp_path: Path) -> N
         assert {row["queue"] for row in found} >= {queue}
 
 
-@pytest.mark.slow_on_servers
 def test_each_export_takes_what_is_new(url: str, tmp_path: Path) -> None:
     for n in range(4):
         if n != 2:
@@ -160,7 +159,6 @@ def test_an_older_copy_of_a_lake_is_refused(tmp_path: Path, sqlite_url: str) -> 
         export(tmp_path / "lake", sqlite_url)
 
 
-@pytest.mark.slow_on_servers
 def test_two_at_once(url: str, tmp_path: Path) -> None:
     """An export that another one overtakes plans anew, and commits only the rest."""
     fill(url, ["orders"])

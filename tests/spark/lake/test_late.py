@@ -32,6 +32,8 @@ from tests.spark.lake.here import export, exporter
 from tests.spark.lake.test_export import archived, in_lake
 from tests.spark.ponds import fill
 
+pytestmark = pytest.mark.slow_on_servers
+
 WRITERS = 6
 EXPORTS = 5
 
@@ -257,7 +259,6 @@ def test_an_export_with_a_longer_margin_than_the_last_one(url: str, tmp_path: Pa
         assert export(tmp_path / "lake", url, margin=3600).until_us == first.until_us
 
 
-@pytest.mark.slow_on_servers
 def test_many_writers_that_commit_in_any_order(url: str, tmp_path: Path) -> None:
     """A mark on the greatest id or time seen by an export would miss a quarter of the rows permanently."""
     path = tmp_path / "lake"

@@ -28,7 +28,7 @@ from tests.spark.lake.test_export import archived, ids, lake_rows
 from tests.spark.ponds import fill
 from tests.triggers import execute
 
-pytestmark = pytest.mark.usefixtures("soon")
+pytestmark = [pytest.mark.usefixtures("soon"), pytest.mark.slow_on_servers]
 
 
 def with_store(url: str, do: Callable[[Any], Any], **options: Any) -> Any:
