@@ -13,6 +13,7 @@ from millpond import ManualClock, Transport
 from millpond.errors import InvalidOption, StoreUnavailable
 from millpond.seam.operations import QueueHistory
 from tests import templates
+from tests.patience import patient_shards
 from tests.rooms.operations.lives import complete, fail
 
 START = datetime(2026, 1, 1, 12, 30, 15, tzinfo=UTC)
@@ -80,7 +81,8 @@ async def test_buckets_of_shards_are_added_and_missing_shards_named(
 ) -> None:
     store = await millpond.connect(templates.shards(tmp_path))
     try:
-        await complete(store, number=20)
+        with patient_shards():
+            await complete(store, number=20)
         found = await store.operations.history("q", every=86_400, number=2)
         assert sum(bucket.completed for bucket in found.buckets) == 20 and found.missing == ()
         away = store.members.shards[1]  # type: ignore[attr-defined]
