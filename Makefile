@@ -25,7 +25,8 @@ demo: $(if $(wildcard $(VENV)/installed),$(VENV)/installed,$(VENV)/installed-for
 	@scripts/debian-packages $(JAVA)
 	@$(BIN)/python -m millpond demo
 
-QUICK := $(addprefix tests/,unit conformance rooms worker cli project)
+# Of the tests of the project those that start no process: documents and examples run with `make test`.
+QUICK := $(addprefix tests/,unit conformance rooms worker cli $(addprefix project/test_,guarantees.py public_names.py reference.py tree.py))
 # Servers and Java are switched off, which finds tests that need them and lack the mark.
 check: PROCESSES := 3
 check: lint ## check a change in a minute: lint, and the quick tests that need no server and no Java
