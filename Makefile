@@ -28,7 +28,7 @@ demo: $(if $(wildcard $(VENV)/installed),$(VENV)/installed,$(VENV)/installed-for
 # Of the tests of the project those that start no process: documents and examples run with `make test`.
 QUICK := $(addprefix tests/,unit conformance rooms worker cli $(addprefix project/test_,guarantees.py public_names.py reference.py tree.py))
 # Servers and Java are switched off, which finds tests that need them and lack the mark.
-check: PROCESSES := 3
+check: PROCESSES := 5
 check: lint ## check a change in a minute: lint, and the quick tests that need no server and no Java
 	@MILLPOND_NO_SERVERS=1 JAVA_HOME=/nonexistent $(PYTEST) -m 'not server and not java and not slow' $(or $(TESTS),$(QUICK))
 

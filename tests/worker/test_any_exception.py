@@ -152,8 +152,11 @@ def test_a_keyboard_interrupt_ends_the_run(url: str, kind: str) -> None:
         pond = Millpond(url)
         pond.subscriber("q")(handle_in_a_thread if kind == "in a thread" else handle)
         await pond.publish("q", 1)
-        async with asyncio.timeout(SOON):
-            await pond.run(signals=False)
+        try:
+            async with asyncio.timeout(SOON):
+                await pond.run(signals=False)
+        finally:
+            await pond.close()
 
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(run())

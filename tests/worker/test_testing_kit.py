@@ -171,7 +171,11 @@ async def test_no_way_to_publish_reaches_the_database_of_the_pond(real: Path, tm
     @shop.subscriber("first")
     def first(body: str) -> None:
         shop.publish_sync("second", f"{body}, handler's thread")
-        in_thread(lambda: asyncio.run(shop.publish("second", f"{body}, another event loop")))
+        in_thread(lambda: asyncio.run(publish_here(f"{body}, another event loop")))
+
+    async def publish_here(body: str) -> None:
+        await shop.publish("second", body)
+        await (await shop.transport).close()
 
     @shop.subscriber("third")
     async def third(body: str) -> None:
