@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -46,6 +47,8 @@ def terminal(*arguments: str, columns: int = 100) -> Iterator[tuple[subprocess.P
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
+        # A run in the background of a shell ignores the signal, and its processes would too.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         env={**os.environ, "COLUMNS": str(columns), "LINES": "30"},
     )
     os.close(theirs)
