@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -32,8 +32,8 @@ class BoundedConnection(H11Protocol):
         """Whether it has no request."""
         return self.cycle is None or self.cycle.response_complete
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast(asyncio.Transport, transport))
         # A reply is two writes. asyncio does not set this for the server's own socket, and the second write then waits
         # until the client acknowledges the first one, often for 40 ms.
         if (connection := transport.get_extra_info("socket")) is not None:

@@ -54,11 +54,14 @@ class PublishMany(Request, kw_only=True):
     messages: list[PublishMessage]
 
 
+Effect = Literal["published", "kept", "replaced", "postponed"]
+
+
 class PublishReply(Reply, kw_only=True):
     id: UUID
     new: bool
     """False: a message with this id or unique value was published before, and is the one with the returned id."""
-    result: Literal["published", "kept", "replaced", "postponed"] | None = None
+    result: Effect | None = None
     """Of a message with `unique`: it was published, or the effect on the one that has the value."""
 
 

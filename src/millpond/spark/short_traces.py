@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from millpond.errors import MillpondError
 
@@ -21,4 +21,4 @@ def short_trace(method: F) -> F:
         except MillpondError as e:
             raise e.with_traceback(None) from None
 
-    return short  # type: ignore[return-value]
+    return cast(F, short)

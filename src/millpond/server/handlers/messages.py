@@ -7,7 +7,7 @@ import base64
 import binascii
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import UNSET
@@ -50,7 +50,7 @@ async def _publish(
     messages = [to_message(call.queue, one) for one in given]
     published = await publish_all(call.transport, messages, alone=alone)
     return [
-        types.PublishReply(id=p.id, new=p.new, result=None if message.unique is None else p.result)  # type: ignore[arg-type]
+        types.PublishReply(id=p.id, new=p.new, result=None if message.unique is None else cast(types.Effect, p.result))
         for message, p in zip(messages, published, strict=True)
     ]
 
