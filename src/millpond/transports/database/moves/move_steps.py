@@ -84,7 +84,7 @@ _KEEP_STEP = """
 INSERT INTO {step} (message, id, scope, name, token, result, at)
 VALUES (:message, :id, :scope, :name, :token, :result, :at) {or_skip}
 """
-# These belong to deliveries that ended here, when the range was here before: they must not hide the results of the other shard.
+# Steps of deliveries that ended here, when the range was here before: they must not hide results of the other shard.
 _OWNERLESS_STEPS = """
 SELECT s.id FROM {step} s WHERE s.id {ids} AND s.result IS NULL AND NOT EXISTS (
   SELECT 1 FROM {message} m {id_index} WHERE m.id = s.message AND m.token = s.token AND m.state = 'PROCESSING')
